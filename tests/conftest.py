@@ -50,6 +50,8 @@ LONGEST_FIRST = (
 
 PROOF_FILES = ("stories/test_cluster.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
 """Four hosts, parity with TRL, slow links: `make proof` alone runs them."""
+PROOF_TESTS = ("test_a_start_that_beats_keeps_the_turn_beyond_the_silence",)
+"""By name: how long a program of the shell stays silent is its own clock, so this takes seconds."""
 TYPE_FILES = ("proof/test_types_zero3.py",)
 """Of these `make test` runs the representatives of the model types."""
 REPRESENTATIVES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "ministral3")
@@ -116,7 +118,7 @@ def is_proof(item):
         return parameters.get("kind", "llama") not in REPRESENTATIVES
     if file in DRILL_FILES:
         return "kind" not in parameters or crc32(item.name.encode()) % TENTH != 0
-    return file in PROOF_FILES
+    return file in PROOF_FILES or item.name in PROOF_TESTS
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -83,8 +84,8 @@ def test_a_process_ends_on_the_polite_signal() -> None:
 
 
 def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same() -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
-    argv = [sys.executable, "-c", f"{code}; time.sleep(60)"]
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
+    argv = [sys.executable, "-c", f"{code}; signal.pause()"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -93,10 +94,13 @@ def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same() -> Non
 
 
 def test_a_later_process_of_the_same_number_is_left_alone() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
+    code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(1, flush=True)"
+    with subprocess.Popen([sys.executable, "-c", f"{code}; signal.pause()"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
         try:
             assert end(described(child.pid, start="12345")).returncode == 0
-            time.sleep(0.2)
-            assert child.poll() is None
+            status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8")
+            assert re.search(r"^State:\s+S", status, re.M) and re.search(r"^ShdPnd:\s+0+$", status, re.M), status
         finally:
             child.kill()

@@ -45,7 +45,7 @@ def test_an_environment_in_use_by_a_run_on_the_head_is_refused(systemctl: Path, 
 
 def test_an_environment_in_use_by_ranks_of_a_run_is_refused(systemctl: Path) -> None:
     run = "/data/runs/tiny-20990101-000000"
-    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    sleep = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]
     with subprocess.Popen(sleep, env={"SPOTUNE_RUN": run, "X": "y"}, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout is not None

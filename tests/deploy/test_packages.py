@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror
 from inventory.settings import Settings
 from tests.support.fake_nodes import NODE, deploy
+from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGINALS = {
@@ -65,10 +65,12 @@ def test_the_lock_of_the_lists_is_waited_for(tmp_path: Path) -> None:
     with lock.open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         with subprocess.Popen(["sh", "-c", UPDATE.replace(LISTS_LOCK, str(lock))], env=environment) as update:
-            time.sleep(0.5)
+            inode = f":{lock.stat().st_ino} "
+            locks = Path("/proc/locks")
+            until(lambda: [line for line in locks.read_text().splitlines() if "->" in line and inode in line], "a wait")
             assert not made.exists()
             fcntl.lockf(file, fcntl.LOCK_UN)
-            assert update.wait(10) == 0 and made.exists()
+            assert update.wait(120) == 0 and made.exists()
 
 
 @pytest.mark.parametrize("torch", ["cpu", "cuda"])

@@ -90,7 +90,7 @@ def test_an_empty_answer_and_hidden_processes_are_no_processes() -> None:
 
 
 def test_a_process_is_described_with_the_run_it_belongs_to() -> None:
-    code = "import time; print(flush=True); time.sleep(60)"
+    code = "import signal; print(flush=True); signal.pause()"
     argv = [sys.executable, "-c", code, "--run", "/data/runs/tiny-20260101-000000"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
         try:

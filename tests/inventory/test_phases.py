@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,10 +25,12 @@ server.shell(name="Data disk | mounted", commands="{last}")
 """
 
 
-def test_a_phase_is_measured_also_where_it_fails_and_a_whole_stands_before_its_parts(tmp_path):
-    phases = Phases()
+def test_a_phase_is_measured_also_where_it_fails_and_a_whole_stands_before_its_parts(tmp_path, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr("inventory.phases.time", SimpleNamespace(time=lambda: now))
+    phases = Phases(now)
     with pytest.raises(ZeroDivisionError), phases.phase("boot"):
-        time.sleep(0.06)
+        now += 0.25
         1 / 0  # noqa: B018
     phases.add(f"{BASE_DEPLOY}: Packages", phases.epoch + 1, phases.epoch + 3)
     phases.add(BASE_DEPLOY, phases.epoch + 1, phases.epoch + 9)
@@ -38,7 +41,7 @@ def test_a_phase_is_measured_also_where_it_fails_and_a_whole_stands_before_its_p
     ]
     phases.write(tmp_path / "rebuild.json")
     boot = json.loads((tmp_path / "rebuild.json").read_text())["phases"][0]
-    assert boot["name"] == "boot" and 0.05 < boot["took_s"] < 5
+    assert boot == {"name": "boot", "began_s": 0, "took_s": 0.25}
 
 
 @pytest.mark.parametrize("last", ["true", "false"])
@@ -53,7 +56,7 @@ def test_a_deploy_tells_its_groups_to_whoever_named_a_file_also_where_it_fails(t
     before, packages, disk = groups_of(file.read_text().splitlines(), began)
     assert (before[0], packages[0], disk[0]) == (BEFORE_OPERATIONS, "Packages", "Data disk")
     assert before[1] == began and before[2] == packages[1]
-    assert 0.1 < packages[2] - packages[1] < 10 and packages[2] <= disk[1]
+    assert packages[2] - packages[1] > 0.1 and packages[2] <= disk[1] <= disk[2] <= time.time()
 
 
 def test_a_deploy_that_never_came_to_an_operation_has_no_groups():

@@ -5,8 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,13 @@ import inventory.renting.tasks as renting
 from tests.support import drill_checks as checks
 from tests.support.drill_range import Range, WatchedApi
 from tests.support.evidence import Evidence
-from tests.support.paper_ssh import WORLD
+from tests.support.paper_ssh import END, WORLD
 
 ROOT = Path(__file__).parents[2]
 POINTS = 20
 SEED = 20261121
-JITTER_S = 0.03
-"""A call takes some 5 ms: what follows the call, and a few calls more."""
+STEPS = 40_000
+"""A call takes some 5,000: what follows the call, and a few calls more."""
 CLUSTER, NODES = "drill", 2
 FREE = ("vpc", "vswitch", "security group")
 """What the next fab up will ask for again, with the same token; fab down has nothing to do with it."""
@@ -45,29 +43,22 @@ class Interrupted(Range):
         """Of an undisturbed fab up."""
         return self
 
-    def start(self):
+    def start(self, **env):
         return subprocess.Popen(
             [sys.executable, "-m", "tests.support.paper_ssh", "up", "--yes"],
             cwd=ROOT,
-            env=self.env,
+            env={**self.env, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    def cut_off(self, how, call, delay_s):
-        """fab up, ended that way so long after the cloud has seen that call: (its exit code, its output)."""
+    def cut_off(self, how, call, steps):
+        """fab up, ended that way in that call or so many steps after it: (its exit code, its output)."""
         self.go_back(self.empty)
-        seen = threading.Event()
-        self.api.before = lambda number, action: number >= call and seen.set()
-        up = self.start()
-        while not seen.wait(0.02) and up.poll() is None:
-            pass
-        time.sleep(delay_s)
-        up.send_signal(how)
-        output, _ = up.communicate(timeout=60)
-        self.api.before = lambda number, action: None
+        up = self.start(**{END: f"{call + 1} {steps} {how:d}"})
+        output, _ = up.communicate(timeout=120)
         return up.returncode, output
 
 
@@ -88,7 +79,7 @@ def test_whatever_comes_after_an_interrupted_fab_up_ends_right(cluster, evidence
     chance = random.Random(SEED + point)
     how = (signal.SIGINT, signal.SIGKILL)[point // 2 % 2]
     call = round((point + chance.random()) / POINTS * (cluster.calls - 1))
-    code, output = cluster.cut_off(how, call, chance.random() * JITTER_S)
+    code, output = cluster.cut_off(how, call, chance.randrange(STEPS) + 1)
     evidence.said(f"fab up, point {point}", output)
     if how == signal.SIGINT and code:
         assert code == 130 and "what was made is tagged" in output, f"exit {code}: {output}"

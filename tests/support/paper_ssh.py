@@ -2,7 +2,7 @@
 as a fresh host with an empty data disk would, and only where its host key was pinned before.
 
 `python -m tests.support.paper_ssh up --yes` is `fab up --yes` with it;
-$SPOTUNE_PAPER_WORLD names the cloud's world.json.
+$SPOTUNE_PAPER_WORLD names the cloud's world.json, $SPOTUNE_PAPER_END where the process ends.
 """
 
 import base64
@@ -15,12 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+from inventory.aliyun_ecs.client import Ecs
 from inventory.localcloud.ecs import account as accounts
 from inventory.ssh import SshError
 from snapshots.create import FROZEN
 from tests.support.fake_machines import FakeMachines
 
-WORLD = "SPOTUNE_PAPER_WORLD"
+WORLD, END = "SPOTUNE_PAPER_WORLD", "SPOTUNE_PAPER_END"
 MADE_BY_NAME = (
     "inventory.ssh.connect",
     "snapshots.create.connect",
@@ -130,9 +131,32 @@ class PaperSsh:
             each.stop()
 
 
+def end_itself(calls, steps, how):
+    """Let this process get the signal `how` in its call of the cloud's API of that number or after it: so many function
+    calls and returns further in that thread."""
+    once = Ecs.once
+
+    def count(frame, event, argument):
+        nonlocal steps
+        steps -= 1
+        if steps == 0:
+            os.kill(os.getpid(), how)
+
+    def counted(*call):
+        nonlocal calls
+        calls -= 1
+        if calls == 0:
+            sys.setprofile(count)
+        return once(*call)
+
+    Ecs.once = counted
+
+
 def main():
     from fabric.main import program
 
+    if END in os.environ:
+        end_itself(*map(int, os.environ[END].split()))
     with PaperSsh(lambda: accounts.load(Path(os.environ[WORLD]))):
         program.run(["fab", *sys.argv[1:]])
 

@@ -4,19 +4,20 @@ import json
 import socket
 import struct
 import threading
-import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from inventory.localcloud.ecs import api
 from inventory.localcloud.ecs.actions import ApiError
+from tests.support.waiting import until
 
 
 class Say:
-    """One answer: a status, a body (dict or bytes), headers; `cut`: no answer at all; `after_s`: a late one."""
+    """One answer: a status, a body (dict or bytes), headers; `cut`: no answer at all; `late`: one that comes once
+    something else was asked."""
 
-    def __init__(self, status=200, body=None, headers=None, cut=False, after_s=0):
-        self.status, self.headers, self.cut, self.after_s = status, headers or {}, cut, after_s
+    def __init__(self, status=200, body=None, headers=None, cut=False, late=False):
+        self.status, self.headers, self.cut, self.late = status, headers or {}, cut, late
         body = {"RequestId": "R-1"} if body is None else body
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
 
@@ -51,10 +52,12 @@ class ScriptedApi:
                 query = urllib.parse.urlsplit(self.path).query
                 fields = dict(urllib.parse.parse_qsl(query, True)) | dict(urllib.parse.parse_qsl(body, True))
                 api.calls.append((self.headers["x-acs-action"], fields))
+                number = len(api.calls)
                 api.raw.append((self.path, body, dict(self.headers)))
                 say = undescribed(self.headers["x-acs-version"], self.headers["x-acs-action"], fields)
                 say = say or (api.answers.pop(0) if len(api.answers) > 1 else api.answers[0])
-                time.sleep(say.after_s)
+                if say.late:
+                    until(lambda: len(api.calls) > number, "the next call")
                 if say.cut:
                     linger = struct.pack("ii", 1, 0)  # close by RST, so that the client sees it at once
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

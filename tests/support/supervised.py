@@ -32,22 +32,21 @@ PROGRAMS = {
     """,
     "waits": """
         print('waiting', rank, flush=True)
-        while not (run / 'stop').exists(): time.sleep(0.1)
+        wait_until((run / 'stop').exists)
         time.sleep(0.5 * rank)
         (run / f'saved-{rank}').touch()
         sys.exit(3)
     """,
     "saves_a_checkpoint": """
         print('waiting', rank, flush=True)
-        while not (run / 'stop').exists(): time.sleep(0.1)
+        wait_until((run / 'stop').exists)
         (run / 'checkpoints' / 'step-30').mkdir(parents=True, exist_ok=True)
         (run / 'checkpoints' / 'step-6').mkdir(parents=True, exist_ok=True)
         (run / f'saved-{rank}').touch()
         sys.exit(3)
     """,
     "starts_slowly": """
-        time.sleep(4)
-        if not (run / 'stop').exists(): sys.exit(0)
+        wait_until((run / 'stop').exists)
         (run / 'checkpoints' / 'step-1').mkdir(parents=True, exist_ok=True)
         sys.exit(3)
     """,
@@ -66,29 +65,30 @@ PROGRAMS = {
         from training.run.events import OffPlan, emit
         if rank == 0: emit(OffPlan(8, 10.0, 14.5))
         print('slow', rank, flush=True)
-        while not (run / 'stop').exists(): time.sleep(0.1)
+        wait_until((run / 'stop').exists)
         sys.exit(3)
     """,
     "diverges": """
         from training.run.events import Failed, emit
         if rank == 1: emit(Failed('diverged', 'the loss is nan')); print('@{"event": "ended", "code": 0}'); sys.exit(1)
-        time.sleep(600)
+        stay()
     """,
-    "is_deaf": "print('deaf', flush=True); time.sleep(600)",
+    "is_deaf": "print('deaf', flush=True); stay()",
     "raises": """
         if rank == 1: raise ValueError('the seventh sample is odd')
-        time.sleep(600)
+        stay()
     """,
     "fills_the_disk": """
-        if rank == 1: raise OSError(28, 'No space left on device')
-        time.sleep(0.2); raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
+        if rank == 1: (run / 'full').touch(); raise OSError(28, 'No space left on device')
+        wait_until((run / 'full').exists); raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
     """,
     "loses_a_peer": """
         if rank == 0: raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
-        time.sleep(1.5); os.kill(os.getpid(), 9)
+        wait_until(lambda: '"ended"' in (run / EVENTS).read_text())
+        os.kill(os.getpid(), 9)
     """,
     "cannot_be_used": """
-        if rank == 1: time.sleep(600)
+        if rank == 1: stay()
         from training.run.events import Failed, emit
         print('one more thing'); emit(Failed('unusable', 'recipe x: steps: no such key')); sys.exit(2)
     """,
@@ -98,7 +98,21 @@ PROGRAMS = {
         sys.exit(11 if rank == 1 else 0)  # no code of ours
     """,
 }
-"""What a rank does; `rank` and `run` are given."""
+"""What a rank does; `rank` and `run` are given, and what HEADER has."""
+
+HEADER = """
+import os, signal, sys, time
+from pathlib import Path
+from training.run.events import EVENTS
+
+def wait_until(condition):
+    while not condition(): time.sleep(0.1)
+
+def stay():
+    while True: signal.pause()
+
+rank = int(os.environ['RANK'])
+"""
 
 
 @contextmanager
@@ -120,10 +134,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
     ) -> tuple[Path, subprocess.Popen[bytes]]:
         shutil.copytree(SOURCE, run_dir / "training", ignore=shutil.ignore_patterns("__pycache__"))
         body = "\n".join(line.removeprefix("        ") for line in PROGRAMS[program].splitlines())
-        (run_dir / "training" / "program.py").write_text(
-            "import os, sys, time\nfrom pathlib import Path\n"
-            f"rank = int(os.environ['RANK'])\nrun = Path({str(run_dir)!r})\n{body}\n"
-        )
+        (run_dir / "training" / "program.py").write_text(f"{HEADER}run = Path({str(run_dir)!r})\n{body}\n")
         env = here_env(str(run_dir), str(Path(sys.executable).parent), os.environ["PATH"], False, str(tmp_path))
         launch = Launch(
             run_id=run_dir.name,

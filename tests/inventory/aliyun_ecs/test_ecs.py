@@ -30,7 +30,7 @@ from tests.support.scripted_api import Say, ScriptedApi, refusal
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
 ROOT = Path(__file__).parents[3]
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHRlc3Q"
-QUICK = CallPace(first_s=0.01, longest_s=0.05, throttled_s=2, poll_s=0.01, wait_limit_s=0.5, read_s=0.5)
+QUICK = CallPace(first_s=0.01, longest_s=0.05, throttled_s=2, poll_s=0.01, wait_limit_s=0.5, read_s=20)
 ORDER = MachineRequest(
     zone_id="cn-hangzhou-h",
     instance_type="ecs.a.small",
@@ -125,13 +125,14 @@ def test_a_script_is_in_the_body_and_never_in_the_url(at):
         Say(200, b"[1, 2]"),
         Say(503, b"null"),
         Say(cut=True),
-        Say(after_s=0.8),
+        Say(late=True),
     ],
     ids=["503", "500", "processing", "html", "garbage", "list", "null", "cut", "time-out"],
 )
 def test_what_passes_is_asked_again_with_the_same_token(at, trouble):
     with ScriptedApi(trouble, RAN) as api:
-        assert at(api).run(ORDER, "token-1") == ("i-1", "i-2")
+        pace = dataclasses.replace(QUICK, read_s=0.5) if getattr(trouble, "late", False) else QUICK
+        assert at(api, pace=pace).run(ORDER, "token-1") == ("i-1", "i-2")
     assert [sent["ClientToken"] for _, sent in api.calls] == ["token-1", "token-1"]
     nonces = {headers["x-acs-signature-nonce"] for _, _, headers in api.raw}
     assert len(nonces) == 2 and api.calls[0] == api.calls[1]

@@ -1,7 +1,6 @@
 """The vendor's client against the local cloud's ECS API."""
 
 import json
-import time
 
 import pytest
 
@@ -30,7 +29,7 @@ def undisturbed(api, monkeypatch):
 def place(api):
     """A vSwitch and a security group to put machines into."""
     vpc = v3(api, "CreateVpc", version="2016-04-28", CidrBlock="10.2.0.0/16")[1]["VpcId"]
-    time.sleep(0.5)
+    api.hurry(1)
     zone = {"VpcId": vpc, "ZoneId": "cn-hangzhou-h"}
     vswitch = v3(api, "CreateVSwitch", zone, version="2016-04-28", CidrBlock="10.2.1.0/24")[1]["VSwitchId"]
     return vswitch, v3(api, "CreateSecurityGroup", VpcId=vpc)[1]["SecurityGroupId"]

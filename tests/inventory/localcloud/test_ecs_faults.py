@@ -19,10 +19,10 @@ def cluster(tmp_path, monkeypatch):
 
 
 def test_what_is_listed_late_is_in_no_list_until_then(cluster):
-    cluster.api.fault("CreateDisk", "late-list", hold_s=0.5)
+    cluster.api.fault("CreateDisk", "late-list", hold_s=60)
     disk_id = cluster.cloud.create_disk("cn-hangzhou-h", NewDisk("cloud_essd", 20, "PL1"), MINE, "token-1")
     assert cluster.cloud.disks(tags=MINE) == () and cluster.cloud.disks(ids=[disk_id]) == ()
-    time.sleep(0.6)
+    cluster.api.hurry(61)
     assert [d.disk_id for d in cluster.cloud.disks(tags=MINE)] == [disk_id]
 
 

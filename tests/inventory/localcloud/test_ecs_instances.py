@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.run_request import names
+from tests.support.fake_machines import FakeMachines
 from tests.support.rented_on_paper import DATA, PaperCloud
 from tests.support.skips import RECORDINGS
 
@@ -50,14 +52,17 @@ def test_an_order_runs_with_its_disks_tags_and_names(cloud):
     assert {each["Status"] for each in disks} == {"In_use"}
 
 
-def test_the_answer_comes_before_the_machine_runs(tmp_path):
-    cloud = PaperCloud(tmp_path, boot_s=0.3)
+def test_the_answer_comes_before_the_machine_runs(tmp_path, monkeypatch):
+    may_boot, boot = threading.Event(), FakeMachines.boot
+    monkeypatch.setattr(FakeMachines, "boot", lambda *machine: may_boot.wait(60) and boot(*machine))
+    cloud = PaperCloud(tmp_path)
     (instance_id,) = cloud.call("RunInstances", **cloud.order())["InstanceIdSets"]["InstanceIdSet"]
     assert cloud.instances()[0]["Status"] in ("Pending", "Starting")
     assert cloud.refused("DeleteInstances", InstanceId__1=instance_id, Force=True) == (
         403,
         "IncorrectInstanceStatus.Initializing",
     )
+    may_boot.set()
     cloud.settle()
     assert cloud.instances()[0]["Status"] == "Running"
 

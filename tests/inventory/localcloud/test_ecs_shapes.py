@@ -63,7 +63,7 @@ def everything(api):
         return answer
 
     vpc = call("CreateVpc", VPC, CidrBlock="10.0.0.0/8", VpcName="net")["VpcId"]
-    time.sleep(0.5)
+    api.hurry(1)
     zone = {"ZoneId": "cn-hangzhou-h"}
     vswitch = call("CreateVSwitch", VPC, VpcId=vpc, CidrBlock="10.0.0.0/24", **zone)["VSwitchId"]
     tag = {"Tag__1__Key": "k", "Tag__1__Value": "v"}

@@ -89,7 +89,7 @@ def test_what_a_killed_server_was_running_is_ended_and_nothing_else(tmp_path, mo
     places = Places.of("bare")
     places.folder.mkdir(parents=True)
     stays, goes = f"{tmp_path}/else", f"{places.folder}/hosts/m1"
-    loop = "import sys, time; print(flush=True); time.sleep(600)"
+    loop = "import signal; print(flush=True); signal.pause()"
     script = "for each in '{}' '{}'; do \"$PYTHON\" -c \"$LOOP\" $each & done; wait"
     server = subprocess.Popen(
         ["sh", "-c", script.format(stays, goes)],

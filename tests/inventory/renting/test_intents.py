@@ -108,13 +108,13 @@ def test_a_damaged_file_is_named(intents):
 
 
 HOLD = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from inventory.renting.intents import Intents
 intents = Intents(Path(sys.argv[1]))
 with intents.alone(), intents.begun("run", {"amount": 2}) as token:
     print(token, flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 

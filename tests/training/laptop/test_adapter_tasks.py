@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,11 +173,18 @@ def test_a_chat_goes_on_remembers_begins_anew_and_leaves_nothing(run):
     assert left_behind(run.home) == []
 
 
+SHOWS_LENGTHS = """
+from training.laptop.adapter import ask
+built = ask.side_by_side
+ask.side_by_side = lambda texts: print("so far", *map(len, texts.values()), flush=True) or built(texts)
+"""
+
+
 @pytest.mark.torch
 def test_ctrl_c_ends_a_chat_cleanly_and_its_program_too(run):
     import signal
 
-    (run.home / "fabfile.py").write_text(FABFILE)
+    (run.home / "fabfile.py").write_text(FABFILE + SHOWS_LENGTHS)
     env = {**environment(run.home), "PYTHONUNBUFFERED": "1"}
     argv = [sys.executable, "-m", "fabric", "generate", "--here", "--max-new-tokens", "900"]
     chat = subprocess.Popen(
@@ -187,9 +194,10 @@ def test_ctrl_c_ends_a_chat_cleanly_and_its_program_too(run):
         assert said, chat.stderr.read()
     chat.stdin.write(f"{QUESTION}\n")
     chat.stdin.flush()
-    time.sleep(1.5)  # in the middle of an answer
-    chat.send_signal(signal.SIGINT)
-    _, errors = chat.communicate(timeout=20)
+    while not re.match("so far .*[1-9]", line := chat.stdout.readline()):
+        assert line, chat.stderr.read()
+    chat.send_signal(signal.SIGINT)  # in the middle of an answer
+    _, errors = chat.communicate(timeout=120)
     assert (chat.returncode, errors) == (0, "")
     assert left_behind(run.home) == []
 
@@ -258,7 +266,7 @@ def test_nothing_is_asked_of_a_model_while_a_run_needs_the_machine(run):
     going_on = run.home / "runs" / "tiny-20260201-000000"
     shutil.copytree(run.folder, going_on)
     name_of_a_supervisor = ["-m", "training.node.supervision.supervise", "--run", str(going_on)]
-    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)", *name_of_a_supervisor])
+    supervisor = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *name_of_a_supervisor])
     status = {"run_id": going_on.name, "state": "running", "supervisor_pid": supervisor.pid}
     (going_on / "status.json").write_text(json.dumps(status))
     launch = (run.folder / "launch.json").read_text().replace(RUN, going_on.name)

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -161,7 +160,8 @@ def test_answers_that_overtake_the_requests_cost_one_window_and_not_the_file(
     def starved(self, fileobj, t, *args):
         if t == CMD_READ and args[-1] == 32768:
             requests.append(args)
-            time.sleep(0.3 if len(requests) == 6 else 0)
+            if len(requests) == 6:
+                until(lambda: not fileobj._prefetch_extents, "the answers to all that was asked")
         return send(self, fileobj, t, *args)
 
     monkeypatch.setattr(SFTPClient, "_async_request", starved)

@@ -9,10 +9,12 @@ import stat
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,11 +169,19 @@ def ended(tmp_path: Path, monkeypatch) -> Stands:
 
 def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands, monkeypatch):
     words = ["-m", "training.node.supervision.supervise", "--run", str(ended.runs / RUN)]
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)", *words]) as supervisor:
+    argv, pauses = [sys.executable, "-c", "import sys; sys.stdin.read()", *words], []
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+
+        def pause(seconds):
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                supervisor.communicate()  # its input ends, and so does it
+
+        monkeypatch.setattr("training.laptop.follow.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", supervisor_pid=supervisor.pid)))
         monkeypatch.setattr(ended, "start", lambda launch: setattr(ended, "started", supervisor.poll()))
         assert resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False) == RUN
-    assert ended.started == 0
+    assert (ended.started, len(pauses)) == (0, 3)
 
 
 def test_a_run_whose_base_model_is_gone_does_not_go_on(ended: Stands):
@@ -193,7 +203,7 @@ def test_a_resume_ships_todays_code_alone(ended: Stands):
 def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
     words = ["-m", "training.node.supervision.supervise", "--run", str(here.runs / RUN)]
     (here.runs / RUN).mkdir(parents=True, exist_ok=True)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as supervisor:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *words]) as supervisor:
         status = Status(RUN, "running", supervisor_pid=supervisor.pid)
         (here.runs / RUN / "status.json").write_text(status_text(status))
         seen = runs.look(here, RUN)
@@ -338,12 +348,11 @@ def test_a_run_is_found_while_it_is_started_again_and_after_a_start_that_came_to
         here.start(launch)
     assert runs.find(here, RUN) == RUN and runs.look(here, RUN).state == "stopped"
     code = (  # stands in for a supervisor: says what it finds when it begins, and that it runs
-        "import os, pathlib, time\n"
+        "import os, pathlib\n"
         "status = pathlib.Path('status.json')\n"
         "pathlib.Path('found').write_text(status.read_text())\n"
         "pathlib.Path('new').write_text(status.read_text().replace('stopped', 'running'))\n"
         "os.replace('new', status)\n"
-        "time.sleep(0.5)\n"
     )
     (shipped := here.runs / RUN / "training" / "node" / "supervision").mkdir(parents=True)
     for package in (shipped, *shipped.parents[:2]):

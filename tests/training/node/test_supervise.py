@@ -47,7 +47,7 @@ def start(tmp_path):
 
 def test_ranks_that_all_end_well_make_a_finished_run(start):
     run_dir, supervisor = start("finishes")
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(120) == 0
     assert status_of(run_dir).state == "finished"
     assert "done 1" in (run_dir / "logs" / "rank-1.log").read_text()
     assert "[0] done 0" in (run_dir / "logs" / "launcher.log").read_text()
@@ -60,7 +60,7 @@ def test_a_killed_rank_is_named_within_seconds_and_nothing_is_left(start):
     wait_for_output(run_dir, 1, "waiting 1")
     wait_for_output(run_dir, 0, "waiting 0")
     os.kill(pid_of_rank(run_dir, 1), signal.SIGKILL)
-    assert supervisor.wait(30) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert (status.state, status.failed_rank, status.failed_node) == ("failed", 1, "localhost")
     assert status.reason == "rank 1 on localhost was killed by signal 9 (SIGKILL)"
@@ -73,7 +73,7 @@ def test_a_stop_lets_the_ranks_save_and_leave_at_their_own_pace(start):
     run_dir, supervisor = start("waits")
     wait_for_output(run_dir, 1, "waiting 1")
     supervisor.terminate()
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(120) == 0
     assert status_of(run_dir).state == "stopped"
     assert "after saving" in status_of(run_dir).reason
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
@@ -87,7 +87,7 @@ def test_a_run_far_from_its_plan_says_so_in_its_status_while_it_goes(start):
     assert (status.state, status.planned_step_s, status.measured_step_s) == ("running", 10.0, 14.5)
     assert [t.event for t in parse_rows((run_dir / EVENTS).read_text()) if isinstance(t.event, OffPlan)]
     supervisor.terminate()
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(120) == 0
 
 
 def test_a_stop_waits_as_long_as_the_steps_so_far_ask_for_whatever_was_planned(start):
@@ -96,7 +96,7 @@ def test_a_stop_waits_as_long_as_the_steps_so_far_ask_for_whatever_was_planned(s
     before = status_of(run_dir).updated
     until(lambda: status_of(run_dir).updated != before, "the supervisor's next look")
     supervisor.terminate()
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(120) == 0
     assert "after saving" in status_of(run_dir).reason
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
 
@@ -107,7 +107,7 @@ def test_ranks_that_ignore_a_stop_are_ended_after_the_grace(start):
     supervisor.terminate()
     until(lambda: status_of(run_dir).reason == "stopping: saving a checkpoint")
     assert status_of(run_dir).cause == Cause("asked")
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(120) == 0
     assert status_of(run_dir).state == "stopped"
     assert "did not save in time" in status_of(run_dir).reason
     assert processes_of(str(run_dir)) == []
@@ -115,7 +115,7 @@ def test_ranks_that_ignore_a_stop_are_ended_after_the_grace(start):
 
 def test_a_failing_rank_speaks_for_itself(start):
     run_dir, supervisor = start("raises")
-    assert supervisor.wait(60) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.reason == "rank 1 on localhost ended with code 1: ValueError: the seventh sample is odd"
     assert any("Traceback" in line for line in status.last_lines)
@@ -127,14 +127,14 @@ def test_a_failing_rank_speaks_for_itself(start):
 )
 def test_the_cause_is_named_and_not_its_consequence(start, program, reason):
     run_dir, supervisor = start(program)
-    assert supervisor.wait(60) == 1
+    assert supervisor.wait(120) == 1
     assert reason in status_of(run_dir).reason
     assert status_of(run_dir).failed_rank == 1
 
 
 def test_what_cannot_be_used_is_the_users_mistake_and_a_broken_rank_is_not(start):
     run_dir, supervisor = start("cannot_be_used")
-    assert supervisor.wait(60) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.reason == "rank 0 on localhost could not go on: recipe x: steps: no such key"
     assert status.mistake and status.cause == Cause("unusable")
@@ -142,7 +142,7 @@ def test_what_cannot_be_used_is_the_users_mistake_and_a_broken_rank_is_not(start
 
 def test_a_rank_that_says_what_it_was_is_believed_and_its_output_is_no_event(start):
     run_dir, supervisor = start("diverges")
-    assert supervisor.wait(60) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert (status.cause, status.failed_rank) == (Cause("diverged", code=1), 1)
     assert status.reason == "rank 1 on localhost ended with code 1: the loss is nan"
@@ -176,7 +176,7 @@ def test_no_free_pair_of_ports_is_said_with_the_range(monkeypatch):
 
 def test_children_of_a_rank_do_not_outlive_the_run(start):
     run_dir, supervisor = start("leaves_children")
-    assert supervisor.wait(60) == 1
+    assert supervisor.wait(120) == 1
     assert "rank 1 on localhost ended with code 11" in status_of(run_dir).reason
     assert processes_of(str(run_dir)) == []
 
@@ -223,7 +223,7 @@ def start_over_pdsh(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[P
 
 def test_over_pdsh_ranks_get_the_environment_and_a_run_finishes(start_over_pdsh):
     run_dir, supervisor = start_over_pdsh("shows_its_environment")
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(120) == 0
     assert status_of(run_dir).state == "finished"
     for rank in (0, 1):
         assert f"omp 1 run {run_dir}" in (run_dir / "logs" / f"rank-{rank}.log").read_text()
@@ -235,7 +235,7 @@ def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_over_pdsh,
     disk.mkdir()
     deploy = "pyinfra -y inventory/static.py deploy/base.py"
     run_dir, supervisor = start_over_pdsh("finishes", data_disk=str(disk), deploy=deploy)
-    assert supervisor.wait(30) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.reason == (
         f"node te1 is not ready: no disk is mounted at {disk}, so nothing is written there; "
@@ -296,7 +296,7 @@ def test_reports_are_made_of_what_there_is_and_their_failure_is_only_said(tmp_pa
 
 def test_what_a_run_of_this_machine_learned_lies_where_it_is_loaded_from_though_nobody_followed_it(start):
     run_dir, supervisor = start("finishes", before=with_checkpoint)
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(120) == 0
     assert (run_dir / "adapter").readlink() == Path("checkpoints/step-2/adapter")
     assert (run_dir / "adapter" / "adapter_model.safetensors").is_file()
 
@@ -327,7 +327,7 @@ def test_over_pdsh_a_killed_rank_is_named_with_its_node(start_over_pdsh):
     wait_for_output(run_dir, 0, "waiting 0")
     wait_for_output(run_dir, 1, "waiting 1")
     os.kill(pid_of_rank(run_dir, 1), signal.SIGKILL)
-    assert supervisor.wait(30) == 1
+    assert supervisor.wait(120) == 1
     assert status_of(run_dir).reason == "rank 1 on te2 was killed by signal 9 (SIGKILL)"
     assert processes_of(str(run_dir)) == []
 
@@ -337,7 +337,7 @@ def test_over_pdsh_a_node_whose_connection_ends_is_named(start_over_pdsh):
     wait_for_output(run_dir, 1, "waiting 1")
     wait_for_output(run_dir, 0, "waiting 0")
     (run_dir.parent / "down" / "te2").touch()
-    assert supervisor.wait(40) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert (status.state, status.failed_node) == ("failed", "te2")
     assert "was lost" in status.reason
@@ -349,7 +349,7 @@ def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_ove
     wait_for_output(run_dir, 0, "waiting 0")
     pdsh = next(pid for pid in processes_of(str(run_dir)) if Path(f"/proc/{pid}/comm").read_text().startswith("pdsh"))
     os.kill(pdsh, signal.SIGKILL)
-    assert supervisor.wait(40) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.state == "failed"
     assert status.exit_code == 0
@@ -360,7 +360,7 @@ def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_over_
     down = Path(os.environ["SPOTUNE_TEST_DOWN"])
     (down / "te2").touch()
     run_dir, supervisor = start_over_pdsh("finishes")
-    assert supervisor.wait(60) == 1
+    assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.failed_node == "te2"
     assert "No route to host" in status.reason
@@ -478,13 +478,20 @@ def test_a_node_with_a_full_disk_is_named_before_anything_is_sent_there(small_di
 
 @pytest.mark.parametrize("jump_s", [-3600, 7200])
 def test_a_clock_that_is_set_neither_freezes_the_status_nor_ends_the_run(tmp_path, monkeypatch, jump_s):
-    supervisor = a_run_here(tmp_path / RUN, monkeypatch, "sleep 1.5")
+    enough = tmp_path / "enough"
+    supervisor = a_run_here(tmp_path / RUN, monkeypatch, f"until [ -e {enough} ]; do sleep 0.1; done")
     monkeypatch.setattr(supervise, "STATUS_EVERY_S", 0.2)
     (tmp_path / "notices").mkdir()
     (tmp_path / "notices" / "release").write_text(release_text(time.time() + 3600))
-    real, written = time.time, []
-    monkeypatch.setattr(supervisor, "_write_status", lambda: written.append(supervisor.status))
+    real, written, began = time.time, [], time.monotonic()
+
+    def write():
+        written.append(supervisor.status)
+        if len(written) == 5:
+            enough.touch()
+
+    monkeypatch.setattr(supervisor, "_write_status", write)
     monkeypatch.setattr("time.time", lambda: real() + jump_s)
     assert supervisor.main() == 1
     assert supervisor.status.cause.kind == "unheard" and len(written) > 4
-    assert supervisor.status.ended - supervisor.status.started < 30
+    assert supervisor.status.ended - supervisor.status.started < time.monotonic() - began + 1

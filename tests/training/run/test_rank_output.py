@@ -1,5 +1,6 @@
 """Ranks that print more than a pipe holds do not stand still."""
 
+import os
 import subprocess
 import sys
 
@@ -7,11 +8,13 @@ import pytest
 
 from tests.support.rank_output import outputs
 
-FIRST = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint('met')"
-SECOND = "import sys, pathlib\nsys.stdout.write('x' * 200_000)\nsys.stdout.flush()\npathlib.Path(sys.argv[1]).touch()"
+FIRST = "import sys\nopen(sys.argv[1]).close()\nprint('met')"
+SECOND = "import sys\nsys.stdout.write('x' * 200_000)\nsys.stdout.flush()\nopen(sys.argv[1], 'w').close()"
+"""They meet at a pipe with a name, where each waits for the other."""
 
 
 def started(*programs, at):
+    os.mkfifo(at)
     return [
         subprocess.Popen([sys.executable, "-c", program, str(at)], stdout=subprocess.PIPE, text=True)
         for program in programs

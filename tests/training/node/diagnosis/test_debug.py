@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dap import Dap
+from tests.support.supervised import status_of
 from tests.support.waiting import until
 from training.laptop import runs, tunnels
 from training.laptop.base_model import BUILT_IN, TINY
@@ -195,7 +195,8 @@ def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_f
         assert (frame["source"]["path"], frame["line"]) == (str(finetune), line)
         evaluated = client.ask("evaluate", expression="(run.rank.place.rank, progress.step)", frameId=frame["id"])
         assert evaluated["result"] == "(1, 0)"
-        time.sleep(float(os.environ.get("SPOTUNE_TEST_STOPPED_S", "3")))
+        refreshed = status_of(run).updated
+        until(lambda: status_of(run).updated != refreshed, "the supervisor's next look")
         assert read_progress(run, 0).step <= 1 and len((run / METRICS).read_text().splitlines()) <= 1
         assert fab.poll() is None
         client.ask("setBreakpoints", source={"path": str(finetune)}, breakpoints=[])
