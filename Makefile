@@ -32,7 +32,8 @@ test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "not proof"
 
-# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts.
+# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts, make
+# gpu on an imitated card.
 proof: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 proof: system $(VENV)/tests arithmetic
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m proof

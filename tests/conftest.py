@@ -20,6 +20,7 @@ os.environ.pop("COLUMNS", None)
 LONGEST_FIRST = (
     "stories/test_cluster.py",
     "stories/test_cycle.py",
+    "gpu/test_rehearsal.py",
     "training/node/test_strategies.py",
     "training/node/test_pipeline.py",
     "training/laptop/test_folder_model.py",
@@ -47,8 +48,8 @@ LONGEST_FIRST = (
 """Files of a minute and more. A file is one worker's (`--dist loadfile`), so a long one begun late is waited for alone;
 `--quick` leaves them out."""
 
-PROOF_FILES = ("stories/test_cluster.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
-"""Four hosts, parity with TRL, slow links: `make proof` alone runs them."""
+PROOF_FILES = ("stories/test_cluster.py", "gpu/test_rehearsal.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
+"""Four hosts, `make gpu` on the imitated card, parity with TRL, slow links: `make proof` alone runs them."""
 TYPE_FILES = ("proof/test_types_zero3.py",)
 """Of these `make test` runs the representatives of the model types."""
 REPRESENTATIVES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "ministral3")

@@ -206,6 +206,7 @@ def tiny_resume(hour: Hour) -> None:
 def tiny_generate(hour: Hour) -> None:
     question = "What does textwrap.dedent do?"
     check(hour.fab("generate", "--here", "--prompt", question, "--max-new-tokens", 40), "fab generate")
+    result("both models have answered")
 
 
 def tiny_merge(hour: Hour) -> None:
@@ -303,7 +304,7 @@ def compare_with_plan(run: Path, name: str, target: Path) -> None:
     target.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     step_s, memory = measured["step_s"], measured["memory_gib"]
     planned_s = plan.get("model_step_s") or plan.get("step_s")
-    ratio = f"predicted {planned_s:.2f}, {planned_s / step_s:.2f} of it" if planned_s else "nothing predicted"
+    ratio = f"predicted {planned_s:.2f}, ratio {planned_s / step_s:.2f}" if planned_s else "nothing predicted"
     result(f"{step_s:.2f} s a step ({ratio})")
     result(f"{measured['tokens_per_s']:.0f} tokens/s, mfu {measured['mfu']:.2f}")
     result(f"{memory:.2f} GiB (predicted {plan['memory_gib']:.2f}), {measured['memory_reserved_gib']:.2f} reserved")
