@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -345,7 +346,9 @@ def measured_beside(hour: Hour, script: str, *words: object, **environ: str) -> 
 
 
 def engine(hour: Hour) -> None:
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29870"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     measured_beside(hour, "engine", DS_ACCELERATOR="cuda", **rank)
 
 
