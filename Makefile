@@ -19,7 +19,7 @@ IN_PARALLEL := --dist loadfile --no-loadscope-reorder
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 NO_VECTORS := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE
 
-.PHONY: demo demo-down test proof arithmetic quick lint bench system
+.PHONY: demo demo-down test proof arithmetic gpu gpu-bundle card quick lint bench system
 
 demo: system $(VENV)/control
 	$(DEMO) PATH="$(CURDIR)/$(BIN):$$PATH" sh inventory/localcloud/demo.sh
@@ -32,7 +32,8 @@ test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "not proof"
 
-# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts.
+# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts, make
+# gpu on an imitated card.
 proof: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 proof: system $(VENV)/tests arithmetic
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m proof
@@ -42,6 +43,21 @@ arithmetic: $(VENV)/tests
 	failed=0; for processor in "" "$(AVX2)" "$(NO_VECTORS)"; do \
 	  env $$processor $(BIN)/pytest $(IN_PARALLEL) --numprocesses 2 -m "torch and not proof and not localcloud" || failed=1; \
 	done; exit $$failed
+
+# What only a card can show (tests/gpu/README.md). Where .gpu/ lies it takes this machine's Python with the packages in
+# there, else .venv. HOUR has further options, OUT says where results go.
+OUT ?= build/gpu
+BUNDLE := $(wildcard .gpu)
+
+gpu: card $(if $(BUNDLE),,$(VENV)/tests)
+	@$(if $(BUNDLE),$(PYTHON),PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python) tests/gpu/hour.py --out "$(OUT)" $(HOUR)
+
+card:
+	@$(PYTHON) tests/gpu/hour.py --card
+
+# Makes .gpu/, for a machine with a card and no network.
+gpu-bundle: $(VENV)/train
+	@$(BIN)/python tests/gpu/bundle.py
 
 # For a line changed: lint, and what needs neither hosts nor torch nor other processes. Two minutes on two cores.
 quick: lint

@@ -21,6 +21,7 @@ os.environ.pop("COLUMNS", None)
 LONGEST_FIRST = (
     "stories/test_cluster.py",
     "stories/test_cycle.py",
+    "gpu/test_rehearsal.py",
     "training/node/test_strategies.py",
     "training/node/test_pipeline.py",
     "training/laptop/test_folder_model.py",
@@ -48,8 +49,8 @@ LONGEST_FIRST = (
 """Files of a minute and more. A file is one worker's (`--dist loadfile`), so a long one begun late is waited for alone;
 `--quick` leaves them out."""
 
-PROOF_FILES = ("stories/test_cluster.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
-"""Four hosts, parity with TRL, slow links: `make proof` alone runs them."""
+PROOF_FILES = ("stories/test_cluster.py", "gpu/test_rehearsal.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
+"""Four hosts, `make gpu` on the imitated card, parity with TRL, slow links: `make proof` alone runs them."""
 PROOF_TESTS = ("test_a_start_that_beats_keeps_the_turn_beyond_the_silence",)
 """By name: how long a program of the shell stays silent is its own clock, so this takes seconds."""
 TYPE_FILES = ("proof/test_types_zero3.py",)
