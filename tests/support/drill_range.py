@@ -13,10 +13,10 @@ from invoke import Context, Exit
 
 from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.account import Account
-from inventory.localcloud.ecs.power import wait_until_idle
 from inventory.renting.tags import StateFiles
 from snapshots.node_disks import ReadAhead
 from tests.support.ecs_api import EcsApi
+from tests.support.idle import wait_until_idle
 from tests.support.paper_ssh import KeyedPaper, PaperSsh
 
 TOML = """\

@@ -10,10 +10,10 @@ from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.faults import Fault, FaultFile
-from inventory.localcloud.ecs.power import wait_until_idle
 from inventory.localcloud.ecs.server import serving
 from inventory.localcloud.places import Places
 from tests.support.fake_machines import FakeMachines
+from tests.support.idle import wait_until_idle
 
 
 class EcsApi:

@@ -6,8 +6,8 @@ from pathlib import Path
 from inventory.localcloud.ecs import assistant, disks, instances, lifecycle  # noqa: F401
 from inventory.localcloud.ecs.account import EmulatedKeyPair, EmulatedSecurityGroup, EmulatedVpc, VSwitch
 from inventory.localcloud.ecs.actions import ACTIONS, ECS, ApiError, EmulatedCloud, Parameters
-from inventory.localcloud.ecs.power import wait_until_idle
 from tests.support.fake_machines import FakeMachines
+from tests.support.idle import wait_until_idle
 
 GIB = 1 << 30
 

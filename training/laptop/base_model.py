@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -139,18 +139,14 @@ def _no_environment(head: Head, launch: Launch) -> str:
 
 
 def check_python_here() -> None:
-    """LaunchError where this Python lacks what `--here` trains with; where it has other versions than the nodes get,
-    a line on stderr names them."""
+    """LaunchError where this Python lacks what `--here` trains with; other versions than the nodes' are named."""
     if missing := [name for name in NEEDED_HERE if importlib.util.find_spec(name) is None]:
         raise LaunchError(f"--here needs {', '.join(missing)} in this Python: {EXTRA}")
     pins = dict(line.split("==") for line in PINS.read_text(encoding="utf-8").splitlines() if "==" in line)
-    others = []
-    for name in NEEDED_HERE:
-        with suppress(PackageNotFoundError):  # a source tree of PYTHONPATH has no version
-            if (has := version(name)).partition("+")[0] != pins[name]:
-                others.append(f"{name} {has} (spotune's: {pins[name]})")
-    if others:
-        print(f"--here: this Python has {', '.join(others)}; {EXTRA} takes spotune's", file=sys.stderr)
+    installed = {name: each.version for name in NEEDED_HERE for each in [*distributions(name=name)][:1]}
+    others = {name: has for name, has in installed.items() if has.partition("+")[0] != pins[name]}
+    if listed := ", ".join(f"{name} {has} (spotune's: {pins[name]})" for name, has in others.items()):
+        print(f"--here: this Python has {listed}; {EXTRA} takes spotune's", file=sys.stderr)
 
 
 def here_base_model(recipe: Recipe, launch: Launch) -> str:

@@ -17,10 +17,8 @@ _guard = threading.Lock()
 
 
 def later(cloud: EmulatedCloud, about: str, does: Callable[[], None]) -> None:
-    """Do something in the background once everything begun earlier about the same thing is done.
-
-    `does` is called without the cloud's lock. What it raises goes to the log.
-    """
+    """Do something in the background, without the cloud's lock, once everything begun earlier about the same thing is
+    done. What it raises goes to the log."""
     with _guard:
         alive = [thread for thread in _going_on[cloud.file] if thread.is_alive()]
         before = [thread for thread in alive if thread.name == about]
@@ -36,16 +34,6 @@ def later(cloud: EmulatedCloud, about: str, does: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name=about, daemon=True)
         thread.start()
         _going_on[cloud.file] = [*alive, thread]
-
-
-def wait_until_idle(cloud: EmulatedCloud, timeout_s: float = 60) -> None:
-    """Return when nothing goes on in the background; not to be called with the lock held. Raises TimeoutError."""
-    with _guard:
-        threads = list(_going_on[cloud.file])
-    for thread in threads:
-        thread.join(timeout_s)
-        if thread.is_alive():
-            raise TimeoutError(f"{thread.name} still goes on after {timeout_s} s")
 
 
 def make(cloud: EmulatedCloud, instance_id: str) -> None:

@@ -459,7 +459,8 @@ def test_other_tensors_are_refused_even_by_force_before_anything_is_changed(sett
 def test_a_python_with_other_versions_than_the_nodes_get_is_named_before_a_start_here(torch, said, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     pins = dict(line.split("==") for line in base_model.PINS.read_text().splitlines() if "==" in line)
-    monkeypatch.setattr(base_model, "version", lambda name: torch if name == "torch" else pins[name])
+    there = pins | {"torch": torch}
+    monkeypatch.setattr(base_model, "distributions", lambda name: [SimpleNamespace(version=there[name])])
     base_model.check_python_here()
     out = capsys.readouterr().err
     assert said in out and bool(out) == bool(said)
