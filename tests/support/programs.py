@@ -12,8 +12,9 @@ from pathlib import Path
 from tests.support.forks.sitecustomize import ADDRESS
 
 ROOT = Path(__file__).parents[2]
-PATH = f"{ROOT / 'tests' / 'support' / 'forks'}{os.pathsep}{ROOT}"
-"""PYTHONPATH of a program that is forked, or whose own programs are."""
+FORKS = ROOT / "tests" / "support" / "forks"
+"""In PYTHONPATH, where a program is forked or those that it starts."""
+PATH = f"{FORKS}{os.pathsep}{ROOT}"
 READ_AT_IMPORT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 """By torch and DeepSpeed."""
 ON_CARDS = READ_AT_IMPORT | {"DS_ACCELERATOR": "cuda", "FAKE_CUDA_CARDS": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -34,7 +35,8 @@ def address(on_cards: bool = False) -> str:
 def serve() -> list[subprocess.Popen[bytes]]:
     """Starts the servers, which import nothing until they are asked, and end when their standard input is closed. From
     then on the programs of this process are forked, where they keep its environment."""
-    os.environ |= {ADDRESS: f"spotune-tests-{os.getpid()}", "PYTHONPATH": PATH}
+    path = filter(None, (str(FORKS), os.environ.get("PYTHONPATH")))
+    os.environ |= {ADDRESS: f"spotune-tests-{os.getpid()}", "PYTHONPATH": os.pathsep.join(path)}
     return [
         _server(address(), MODULES, READ_AT_IMPORT),
         _server(address(on_cards=True), ["tests.support.fake_cuda.forked"], ON_CARDS),
