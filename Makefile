@@ -36,7 +36,7 @@ test: system $(VENV)/tests
 # gpu on an imitated card.
 proof: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 proof: system $(VENV)/tests arithmetic
-	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m proof
+	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "proof or cycle"
 
 # The tests of arithmetic as this processor computes, as one without AVX-512, and as one without vector instructions.
 arithmetic: $(VENV)/tests

@@ -61,8 +61,17 @@ def stand_for(module, words):
     os._exit(code)
 
 
+def is_ours(module):
+    """Whether Python, which looks in the current folder first, would run the module of this checkout."""
+    file = module.replace(".", "/") + ".py"
+    if not os.path.exists(file):
+        return True
+    with open(file, "rb") as there, open(os.path.join(os.path.dirname(__file__), "..", "..", "..", file), "rb") as ours:
+        return there.read() == ours.read()
+
+
 # the server has read DS_ACCELERATOR
 if os.environ.get(ADDRESS) and os.environ.get("DS_ACCELERATOR", "cpu") == "cpu" and "-m" in sys.orig_argv[1:4]:
     _after = sys.orig_argv.index("-m") + 1
-    if sys.orig_argv[_after] in PROGRAMS:
+    if sys.orig_argv[_after] in PROGRAMS and is_ours(sys.orig_argv[_after]):
         stand_for(sys.orig_argv[_after], sys.orig_argv[_after + 1 :])

@@ -45,8 +45,8 @@ class Loud(heartbeat.Heartbeat):
         super()._hear(beats)
         print(*sorted(beats), "beat", flush=True)
 heartbeat = Loud(heartbeat.HeartbeatPlace(rank, 0, 2, f"te{rank + 1}", "127.0.0.1", port), say, limit_s=4)
-heartbeat.start()
 print("up", flush=True)
+heartbeat.start()
 if sys.argv[3:] == ["fail"]:
     heartbeat.fail("disk on fire")
     sys.exit(1)

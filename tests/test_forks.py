@@ -1,0 +1,69 @@
+"""Programs that are forked from a server (tests/support/forks/) end as programs of their own do."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import forked_rank
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("1 / 0", 1)])
+def test_a_rank_ends_with_its_code_and_all_that_it_printed(tmp_path, end, code):
+    program = tmp_path / "program.py"
+    program.write_text(f"import os, sys\nprint(*sys.argv[1:], os.environ['RANK'], flush=True)\n{end}\n")
+    codes, outputs = forked_rank.finish(forked_rank.start(2, program, "a b"), 120)
+    assert codes == [code, code]
+    assert [output.splitlines()[0] for output in outputs] == ["a b 0", "a b 1"]
+
+
+def start(*words, folder=ROOT):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-m", *words], cwd=folder, text=True, **pipes)
+
+
+def test_a_module_that_imports_torch_is_forked_and_ends_with_its_code():
+    with start("training.node.outline") as program:
+        _, error = program.communicate(timeout=120)
+    assert program.returncode == 2 and error.startswith("usage: ")
+
+
+def serving(folder):
+    """A program that answers until its input ends, and the number of the one it stands for."""
+    from tests.support.tiny_adapter import write_base
+
+    words = ("--model", str(write_base(folder / "base")), "--serve")
+    program = start("training.node.adapter.generate", *words, folder=folder)
+    assert "ready" in program.stdout.readline()
+    there = [each for each in Path("/proc").glob("[0-9]*") if is_in(each, folder)]
+    (forked,) = {int(each.name) for each in there} - {program.pid}
+    return program, forked
+
+
+def is_in(process, folder):
+    with contextlib.suppress(OSError):  # it has ended
+        return (process / "cwd").readlink() == folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_ends_a_forked_program_as_it_would_one_of_its_own(tmp_path, number):
+    program, forked = serving(tmp_path)
+    program.send_signal(number)
+    assert program.wait(120) == -number
+    until(lambda: not Path(f"/proc/{forked}").exists(), "the forked program is gone")
+    program.communicate()
+
+
+def test_a_module_that_is_another_than_the_checkouts_is_run_as_it_is(tmp_path):
+    (folder := tmp_path / "training" / "node").mkdir(parents=True)
+    (folder / "outline.py").write_text("import sys\nsys.exit('another' if 'torch' not in sys.modules else 'ours')\n")
+    with start("training.node.outline", folder=tmp_path) as program:
+        _, error = program.communicate(timeout=120)
+    assert error == "another\n"
