@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support import tiny_adapter  # noqa: E402
-from tests.support.ranks import samples, together  # noqa: E402
+from tests.support.ranks import samples, selected, together  # noqa: E402
 from training.cost.pipeline import SPLITTABLE  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
@@ -60,8 +60,14 @@ KINDS = {
     "fp16 that overflows": ({"dtype": "float16"}, {"loss_scale": 2.0**24, "steps": 6}),
 }
 """Recipe and case; each to the bit what one process gives."""
+WITHOUT_TYPE = [kind for kind in KINDS if kind not in OTHER_TYPES]
 ALL = {2: list(KINDS)[::3], 3: list(KINDS), 4: list(KINDS)[::4]}
 """Three have a first, a last and one between."""
+LAID = [
+    pytest.param((ranks, kind), marks=pytest.mark.proof if kind in {"mistral", "qwen3"} else ())
+    for ranks in ALL
+    for kind in ALL[ranks]
+]
 OF_STAGES = {
     2: {"layers": [[1, 3], [3, 1]], "held": [[4, 1], [3, 3], [1, 1]], "checkpointed": [[0, 1], [2, 0]]},
     3: {"layers": [[1, 1, 2]], "held": [[6, 5, 2], [3, 1, 1]], "checkpointed": [[1, 0, 1]]},
@@ -91,6 +97,11 @@ RESUMED = {
 }
 """From and to, by the ranks that go on; four ranks begin, then two, three, one. What replicas make of one another is
 held in training/node/test_strategies.py."""
+GOES_ON = [
+    pytest.param((ranks, *pair), marks=pytest.mark.proof if number % 3 else ())
+    for ranks, pairs in RESUMED.items()
+    for number, pair in enumerate(pairs)
+]
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +116,10 @@ def house(tmp_path_factory):
     return folder
 
 
-def _cases(house):
+def _cases(house, kinds):
     made = []
-    for kind, (recipe, case) in KINDS.items():
+    for kind in kinds:
+        recipe, case = KINDS[kind]
         model = {"model": str(house / case["model"])} if "model" in case else {}
         made.append({"steps": 2, "state": True} | case | model | {"name": kind, "recipe": recipe})
     return made
@@ -118,7 +130,7 @@ def _tables(ranks):
     return {f"{key} {each}": {f"pipeline.{key}": str(each)} for key, each in numbers}
 
 
-def _resumes(house, pairs):
+def _resumes(request, house, ranks):
     """From a state after two steps to the fourth."""
     return [
         {
@@ -128,7 +140,8 @@ def _resumes(house, pairs):
             "recipe": SPREAD[after],
             "from": str(house / f"{before}.pt"),
         }
-        for before, after in pairs
+        for number, before, after in selected(request, "goes_on")
+        if number == ranks
     ]
 
 
@@ -139,9 +152,10 @@ def _kept(house, names):
     ]
 
 
-def _on(house, ranks, cases):
-    """And what is tried on every number of ranks."""
-    cases = [case for case in _cases(house) if case["name"] in ALL[ranks]] + cases
+def _on(request, house, ranks, kept=()):
+    """Kinds, what goes on there, what others go on from, and what is tried on every number of ranks."""
+    laid = dict.fromkeys(kind for number, kind in selected(request, "laid") if number == ranks)
+    cases = _cases(house, laid | {"rows of any length": None}) + _kept(house, kept) + _resumes(request, house, ranks)
     cases += [{"name": n, "steps": 2, "recipe": r, "state": True} for n, r in _tables(ranks).items()]
     clip = {"optimizer.grad_clip": "0.25"} | (SPREAD["2 x 2"] if ranks == 4 else {})
     cases.append({"name": "clipped", "steps": 3, "recipe": clip, "state": True})
@@ -152,18 +166,18 @@ def _on(house, ranks, cases):
 
 
 @pytest.fixture(scope="module")
-def on_ranks(house):
+def on_ranks(request, house):
     """What four, two and three ranks gave; each resumes what those before it kept."""
-    four = _on(house, 4, _kept(house, ON_FOUR) + _resumes(house, RESUMED[4]))
-    two = _on(house, 2, _kept(house, ["2"]) + _resumes(house, RESUMED[2]))
-    return {4: four, 2: two, 3: _on(house, 3, _resumes(house, RESUMED[3]))}
+    return {4: _on(request, house, 4, ON_FOUR), 2: _on(request, house, 2, ["2"]), 3: _on(request, house, 3)}
 
 
 @pytest.fixture(scope="module")
-def alone(house, on_ranks):
+def alone(request, house, on_ranks):
+    kinds = dict.fromkeys([*WITHOUT_TYPE, *(kind for _, kind in selected(request, "laid"))])
     cases = [{"name": "clipped", "steps": 3, "recipe": {"optimizer.grad_clip": "0.25"}, "state": True}]
     cases.append({"name": "undisturbed", "steps": 4, "recipe": {}})
-    return together(house, 1, EXACT | {"strategy": "zero0"}, [*_cases(house), *cases, *_resumes(house, RESUMED[1])])
+    cases += _cases(house, kinds) + _resumes(request, house, 1)
+    return together(house, 1, EXACT | {"strategy": "zero0"}, cases)
 
 
 def _same(ours, theirs):
@@ -179,8 +193,9 @@ def _same(ours, theirs):
     assert not differ
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(ranks, kind) for ranks in ALL for kind in ALL[ranks]])
-def test_stages_compute_to_the_bit_what_one_process_does(alone, on_ranks, kind, ranks):
+@pytest.mark.parametrize("laid", LAID)
+def test_stages_compute_to_the_bit_what_one_process_does(alone, on_ranks, laid):
+    ranks, kind = laid
     _same(on_ranks[ranks][kind], alone[kind])
 
 
@@ -193,7 +208,9 @@ def test_what_these_runs_try_did_happen(alone):
     assert set(alone["fp16 that overflows"]["skipped"]) == {True, False}
     assert len(set(alone["looked at between steps"]["looks"])) == 2
     assert alone["rows of any length"]["losses"] != alone["untied"]["losses"]
-    trained = {kind: {name.partition("/")[2] for name in alone[kind]["state"]} for kind in KINDS}
+    trained = {
+        kind: {name.partition("/")[2] for name in alone[kind]["state"]} for kind in set(KINDS) - set(OTHER_TYPES)
+    }
     assert all(".layers.3." in name for name in trained["a lora in the last layer"])
     assert all(".layers.1." in name for name in trained["a lora in the second layer"])
     parts = {"a lora on the head": "lm_head.lora_", "dora": "magnitude", "rows of tokens": "trainable_tokens"}
@@ -216,17 +233,11 @@ def test_a_gradient_is_clipped_by_the_norm_over_all_stages_and_two_replicas_shar
         assert max(apart) < 1e-4, ranks
 
 
-def test_a_run_goes_on_from_every_way_to_spread_it_in_every_other(alone, on_ranks):
-    """Prints the table of relative loss differences from the undisturbed run on one rank."""
-    undisturbed, lines, worst = alone["undisturbed"]["losses"][2:], ["| on | from | to | apart |"], 0.0
-    for ranks, pairs in RESUMED.items():
-        for before, after in pairs:
-            losses = (on_ranks | {1: alone})[ranks][f"{before} -> {after}"]["losses"]
-            apart = max(abs(a / b - 1) for a, b in zip(losses, undisturbed, strict=True))
-            lines.append(f"| {ranks} | {before} | {after} | {apart:.0e} |")
-            worst = max(worst, apart)
-    print("\n".join(lines))
-    assert worst < 1e-5
+@pytest.mark.parametrize("goes_on", GOES_ON)
+def test_a_run_goes_on_from_every_way_to_spread_it_in_every_other(alone, on_ranks, goes_on):
+    ranks, before, after = goes_on
+    losses = (on_ranks | {1: alone})[ranks][f"{before} -> {after}"]["losses"]
+    assert losses == pytest.approx(alone["undisturbed"]["losses"][2:], rel=1e-5)
 
 
 @pytest.mark.parametrize("ranks", OF_STAGES)
