@@ -51,12 +51,6 @@ LONGEST_FIRST = (
 
 PROOF_FILES = ("stories/test_cluster.py", "gpu/test_rehearsal.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
 """Four hosts, `make gpu` on the imitated card, parity with TRL, slow links: `make proof` alone runs them."""
-PROOF_TESTS = (
-    "test_a_start_that_beats_keeps_the_turn_beyond_the_silence",  # the clock is that of a program of the shell: seconds
-    "test_the_nodes_talk",  # a minute in the middle of stories/test_cycle.py, of which make proof runs all
-    "test_the_machines_prove_themselves",
-)
-"""By name."""
 TYPE_FILES = ("proof/test_types_zero3.py",)
 """Of these `make test` runs the representatives of the model types."""
 REPRESENTATIVES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "ministral3")
@@ -123,7 +117,7 @@ def is_proof(item):
         return parameters.get("kind", "llama") not in REPRESENTATIVES
     if file in DRILL_FILES:
         return "kind" not in parameters or crc32(item.name.encode()) % TENTH != 0
-    return file in PROOF_FILES or item.name in PROOF_TESTS
+    return file in PROOF_FILES
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked_rank
+from tests.support.forks.sitecustomize import number
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.torch
@@ -22,6 +24,13 @@ def test_a_rank_ends_with_its_code_and_all_that_it_printed(tmp_path, end, code):
     codes, outputs = forked_rank.finish(forked_rank.start(2, program, "a b"), 120)
     assert codes == [code, code]
     assert [output.splitlines()[0] for output in outputs] == ["a b 0", "a b 1"]
+
+
+def test_a_program_whose_server_is_gone_did_not_end_well():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(ConnectionError):
+        number(ours)
 
 
 def start(*words, folder=ROOT):

@@ -97,11 +97,13 @@ def test_a_second_base_deploy_changes_nothing(rented):
     assert changes(results) == []
 
 
+@pytest.mark.proof
 def test_the_nodes_talk(rented):
     done = rented.fab("check", "--json")
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.proof
 def test_the_machines_prove_themselves(rented, story):
     done = rented.fab("prove", "--quick")
     assert done.returncode == 0, done.stdout

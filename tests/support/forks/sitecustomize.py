@@ -43,7 +43,11 @@ def ask(address, program, words, files, environment):
 
 
 def number(connection):
-    return int.from_bytes(connection.recv(8), "big")
+    """The next that the server sends. Raises ConnectionError where it is gone: then nothing is known of the program."""
+    sent = connection.recv(8)
+    if len(sent) < 8:
+        raise ConnectionError("the server of forked programs is gone")
+    return int.from_bytes(sent, "big")
 
 
 def stand_for(module, words):

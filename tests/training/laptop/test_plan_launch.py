@@ -369,6 +369,7 @@ def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path
     assert head.started is None and list(head.runs.iterdir()) == []
 
 
+@pytest.mark.proof  # the clock is that of a program of the shell: seconds
 def test_a_start_that_beats_keeps_the_turn_beyond_the_silence(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(starting, "SILENCE_S", 4)
     monkeypatch.setattr(starting, "BEAT_S", 0.1)
