@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked_rank
+from tests.support import forked_rank, programs
+from tests.support.checkout import Checkout
 from tests.support.forks.sitecustomize import number
 from tests.support.waiting import until
 
@@ -42,6 +43,20 @@ def test_a_module_that_imports_torch_is_forked_and_ends_with_its_code():
     with start("training.node.outline") as program:
         _, error = program.communicate(timeout=120)
     assert program.returncode == 2 and error.startswith("usage: ")
+
+
+@pytest.mark.parametrize(("peft", "there"), [(True, "peft torch"), (False, "peft torch training")])
+def test_code_is_forked_from_what_has_ranks_imports_or_peft_alone(peft, there):
+    code = "import sys; print(*sorted({'peft', 'torch', 'training'} & sys.modules.keys())); sys.exit(len(sys.argv))"
+    done = subprocess.run(programs.forked(code, "a", "b", peft=peft), capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (3, there)
+
+
+def test_fab_in_a_copy_of_the_checkout_runs_the_copys_modules(tmp_path):
+    checkout = Checkout.at(tmp_path)
+    tasks = tmp_path / "training" / "laptop" / "tasks.py"
+    tasks.write_text(tasks.read_text() + "\nraise SystemExit('the copy')\n")
+    assert checkout.fab("--list").stderr == "the copy\n"
 
 
 def serving(folder):

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 def test_it_ends_without_a_word_once_nobody_reads_what_it_prints(buffered):
     reading, writing = os.pipe()
     os.close(reading)
-    env = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    env = {**os.environ, "PYTHONUNBUFFERED": buffered, "PYTHONPATH": ""}  # a Python of its own
     done = subprocess.run(
         [Path(sys.executable).with_name("fab"), "--list"], cwd=ROOT, env=env, stdout=writing, stderr=subprocess.PIPE
     )

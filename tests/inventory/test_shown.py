@@ -19,6 +19,7 @@ import pytest
 
 from inventory.shown import show_plainly, shown, shown_in_colour
 from inventory.terminal import console
+from tests.support import programs
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("inventory", "deploy", "training", "snapshots")
@@ -97,7 +98,7 @@ def test_an_error_that_looks_like_markup_reaches_the_user_as_it_is(tmp_path: Pat
     (run / "logs" / "launcher.log").write_text(EVIL + "\n")
     status = {"run_id": RUN, "state": "failed", "reason": EVIL, "last_lines": [EVIL]}
     (run / "status.json").write_text(json.dumps(status))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "COLUMNS": "300"}
     argv = [sys.executable, "-m", "fabric", *words, "--here"]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, timeout=120)
     said = (done.stdout + done.stderr).decode()

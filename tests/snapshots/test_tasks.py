@@ -393,7 +393,7 @@ def test_a_program_ends_when_whoever_asked_has_gone(node, tmp_path):
 
     with node_program.started(node, node_disks.program("read_ahead.py"), question) as program:
         next(program.messages())
-        assert running()
+        until(running, "the program")
     until(lambda: not running(), "the end of the program")
 
 

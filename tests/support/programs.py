@@ -1,5 +1,5 @@
-"""Programs that tests start: those that import torch are forked from servers (forks/) of the whole session. Ranks that
-are started as on a node: training/node/test_engine.py."""
+"""Programs that tests start: `fab` and what imports torch are forked from servers (forks/) of the whole session. Ranks
+that are started as on a node: training/node/test_engine.py."""
 
 from __future__ import annotations
 
@@ -26,10 +26,32 @@ MODULES = (
     "training.node.commcheck",
     "matplotlib.pyplot",
 )
+PEFT = ("peft", "transformers.models.qwen2.modeling_qwen2", "transformers.models.auto.tokenization_auto")
+FAB = (
+    "fabric.main",
+    "deploy.tasks",
+    "inventory.aliyun_ecs.sdk",
+    "inventory.localcloud.tasks",
+    "inventory.renting.tasks",
+    "inventory.tasks",
+    "snapshots.tasks",
+    "tests.support.paper_ssh",
+    "training.laptop.adapter.tasks",
+    "training.laptop.models.tasks",
+    "training.laptop.prove.tasks",
+    "training.laptop.run_list.tasks",
+    "training.laptop.tasks",
+)
 
 
 def address(on_cards: bool = False) -> str:
     return os.environ[ADDRESS] + "-cards" * on_cards
+
+
+def forked(code: str, *words: object, peft: bool = False) -> list[str]:
+    """`python -c CODE WORDS`, forked from what has imported what ranks do; `peft`: from what has imported PEFT
+    and nothing of ours, and asks no hub."""
+    return [sys.executable, "-m", "forked.peft" if peft else "forked", code, *map(str, words)]
 
 
 def serve() -> list[subprocess.Popen[bytes]]:
@@ -40,6 +62,8 @@ def serve() -> list[subprocess.Popen[bytes]]:
     return [
         _server(address(), MODULES, READ_AT_IMPORT),
         _server(address(on_cards=True), ["tests.support.fake_cuda.forked"], ON_CARDS),
+        _server(f"{address()}-peft", PEFT, READ_AT_IMPORT | {"HF_HUB_OFFLINE": "1"}),
+        _server(f"{address()}-fab", FAB, {"PYTHONPATH": str(ROOT)}),
     ]
 
 

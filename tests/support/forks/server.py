@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -19,8 +20,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
+import types
 from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+OURS = frozenset({"deploy", "inventory", "snapshots", "training"})
 
 
 def serve(listener, modules):
@@ -40,9 +46,22 @@ def serve(listener, modules):
 def import_all(modules):
     logging.disable(logging.WARNING)  # bitsandbytes says what it has no kernel for
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
+            importlib.import_module(name)
     logging.disable(logging.NOTSET)
-    importlib.import_module("training.node.slow_imports").all_imported()
+    if slow_imports := sys.modules.get("training.node.slow_imports"):
+        slow_imports.all_imported()
+    known = 0
+    while known < len(sys.modules):  # the deferred ones import others
+        known = len(sys.modules)
+        for module in ours():
+            _ = sys.modules[module].__doc__
+    gc.collect()
+    gc.freeze()  # what every fork shares is looked through by none
+
+
+def ours():
+    return [name for name in sys.modules if name.partition(".")[0] in OURS]
 
 
 def mind(connection):
@@ -72,12 +91,21 @@ def become(files, program, words, folder, environment):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through="PYTHONUNBUFFERED" in environment)
+    if not is_of(folder):
+        for name in ours():
+            del sys.modules[name]
     sys.argv = [program, *words]
     code = 0
     try:
-        if program.endswith(".py"):
+        if program == "-c":
+            sys.path[0], sys.argv = "", ["-c", *words[1:]]
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
+            exec(words[0], vars(main))
+        elif os.sep in program:
             sys.path[0] = str(Path(program).parent)
             runpy.run_path(program, run_name="__main__")
         else:
@@ -96,6 +124,12 @@ def become(files, program, words, folder, environment):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def is_of(folder):
+    """Whether what runs in a folder has this checkout's modules, and not those of a copy."""
+    there = Path(folder, "training")
+    return not there.exists() or there.samefile(ROOT / "training")
 
 
 if __name__ == "__main__":

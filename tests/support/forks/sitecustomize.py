@@ -1,11 +1,14 @@
-"""Python imports this in every process whose PYTHONPATH has this folder, before the program. One that imports torch is
-forked from a server that has done so (server.py), which takes a hundredth of the time, and this process stands for it:
-its files, folder and environment go there, its signals too, and it ends as the program does."""
+"""Python imports this in every process whose PYTHONPATH has this folder, before the program. `fab`, and what imports
+torch, is forked from a server that has imported what takes it long (server.py); this process stands for it: its files,
+folder and environment go there, its signals too, and it ends as the program does."""
 
 import os
 import sys
 
 ADDRESS = "SPOTUNE_TEST_FORKS"
+FAB = {"fabric": "fabric.__main__", "tests.support.paper_ssh": "tests.support.paper_ssh"}
+CODE = {"forked": "", "forked.peft": "-peft"}
+"""Names that `python -m NAME CODE` takes for `python -c CODE` of a server."""
 PROGRAMS = frozenset(
     {
         "deepspeed.launcher.launch",
@@ -50,11 +53,11 @@ def number(connection):
     return int.from_bytes(sent, "big")
 
 
-def stand_for(module, words):
+def stand_for(address, program, words):
     import signal
 
     environment = os.environ | ({"PYTHONUNBUFFERED": "1"} if "-u" in sys.orig_argv else {})
-    pid, connection = ask(os.environ[ADDRESS], module, words, [0, 1, 2], environment)
+    pid, connection = ask(address, program, words, [0, 1, 2], environment)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, lambda each, _: os.kill(pid, each))
     code = os.waitstatus_to_exitcode(number(connection))
@@ -74,8 +77,22 @@ def is_ours(module):
         return there.read() == ours.read()
 
 
-# the server has read DS_ACCELERATOR
-if os.environ.get(ADDRESS) and os.environ.get("DS_ACCELERATOR", "cpu") == "cpu" and "-m" in sys.orig_argv[1:4]:
-    _after = sys.orig_argv.index("-m") + 1
-    if sys.orig_argv[_after] in PROGRAMS and is_ours(sys.orig_argv[_after]):
-        stand_for(sys.orig_argv[_after], sys.orig_argv[_after + 1 :])
+def begin():
+    """Has this process stand for a forked one, where it is to run such a program as the servers would: they have no
+    terminal."""
+    address, argv = os.environ.get(ADDRESS), sys.orig_argv
+    if not address or sys.stdout.encoding != "utf-8" or os.isatty(0):
+        return
+    if os.path.basename("".join(argv[1:2])) == "fab":
+        stand_for(f"{address}-fab", argv[1], argv[2:])
+    elif argv[1:2] == ["-m"] and argv[2] in FAB:
+        stand_for(f"{address}-fab", FAB[argv[2]], argv[3:])
+    elif argv[1:2] == ["-m"] and argv[2] in CODE:
+        stand_for(address + CODE[argv[2]], "-c", argv[3:])
+    elif "-m" in argv[1:4] and os.environ.get("DS_ACCELERATOR", "cpu") == "cpu":  # which the server has read
+        after = argv.index("-m") + 1
+        if argv[after] in PROGRAMS and is_ours(argv[after]):
+            stand_for(address, argv[after], argv[after + 1 :])
+
+
+begin()

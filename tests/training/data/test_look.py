@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
+from tests.support import programs
 from tests.support.chat_templates import FORGETFUL, MARKED, OPENS_THOUGHTS
 from tests.support.hub import Hub
 from tests.support.no_torch import fab_without_torch
@@ -32,8 +32,6 @@ from training.models import tiny
 from training.models.names import load_recipe
 
 pytestmark = pytest.mark.torch
-
-ROOT = Path(__file__).parents[3]
 
 
 def _turns(*texts):
@@ -306,7 +304,7 @@ def test_a_folder_that_is_a_model_is_looked_at_with_its_own_tokenizer(tokenizer,
 def test_the_command_ends_with_2_where_something_is_to_be_mended_and_0_where_nothing_is(tmp_path):
     (tmp_path / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
     (tmp_path / "a.jsonl").write_text('{"text": "once"}\n{"tex\n')
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": programs.PATH}
     ended = []
     for more in ([], ["--skip-bad"]):
         argv = [sys.executable, "-m", "fabric", "data", "--data", "a.jsonl", *more]

@@ -13,13 +13,13 @@ from types import ModuleType
 
 import pytest
 
+from tests.support import programs
 from tests.support.hub import Hub
 from training.laptop.adapter.publish import Parcel, local_run, parcel
 from training.models.card import CardFacts, card, losses, read_facts
 from training.text.files import sums_of, sums_text
 from training.text.problems import AdapterError
 
-ROOT = Path(__file__).parents[3]
 RUN = "qwen2.5-7b-20260131-154500"
 TOKEN = "hf_neverShownAnywhere"
 REPO = "acme/wenyan-adapter"
@@ -61,7 +61,7 @@ def fab(
     folder: Path, hub: Hub, *words: str, stdin: str = "", token: str = TOKEN, token_host: str = "127.0.0.1"
 ) -> subprocess.CompletedProcess[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    env = {**keep, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "COLUMNS": "200"}
+    env = {**keep, "PYTHONPATH": programs.PATH, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "COLUMNS": "200"}
     env |= {"HF_TOKEN": token} if token else {}
     env |= {"SPOTUNE_TOKEN_HOST": token_host}
     argv = [sys.executable, "-m", "fabric", "publish", *words]

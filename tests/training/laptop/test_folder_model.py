@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import programs
 from tests.support.paper_cluster import PaperCluster
 from tests.support.paper_weights import shapes_of, write_shapes, write_weights
 from tests.support.small_models import EXPERTS, LINEAR
@@ -426,9 +427,8 @@ def changes(tiny_base: Path, tmp_path_factory) -> dict[str, float]:
         kind: (*map(str, _trained(tiny_base, tmp_path_factory.mktemp("home"), kind)), kind in SEEING)
         for kind in (*KINDS, *SEEING)
     }
-    told = subprocess.run(
-        [sys.executable, "-c", CHANGES], input=json.dumps(asked), capture_output=True, text=True, check=True
-    )
+    argv = programs.forked(CHANGES, peft=True)
+    told = subprocess.run(argv, input=json.dumps(asked), capture_output=True, text=True, check=True)
     assert "missing" not in told.stderr, "PEFT looks for tensors that the adapter has not"
     return json.loads(told.stdout.splitlines()[-1])
 

@@ -22,6 +22,7 @@ from inventory.cloud import opening
 from inventory.cloud.values import Instance, InstanceType
 from inventory.renting import tags
 from inventory.settings import load_settings
+from tests.support import programs
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.memory_settings import MemorySettings
 from tests.support.paper_cluster import PaperCluster
@@ -100,7 +101,7 @@ def records(place, count=50, name="data.jsonl"):
 
 
 def fab(place, *words):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTUNE_CLUSTER": str(place / "cluster.toml")}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "SPOTUNE_CLUSTER": str(place / "cluster.toml")}
     return subprocess.run(
         [sys.executable, "-m", "fabric", "plan", *words], cwd=place, env=env, capture_output=True, text=True
     )

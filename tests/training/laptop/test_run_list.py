@@ -6,13 +6,13 @@ import shutil
 import subprocess
 import sys
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from invoke import Context, Exit
 
 from inventory.setting_types import SettingsError
+from tests.support import programs
 from tests.support.run_folders import make_run
 from training.laptop import data_size, runs
 from training.laptop.head_node import HereHead, _hardware
@@ -26,7 +26,6 @@ from training.run.launch import LaunchError
 from training.run.notices import parse_notices
 from training.text.files import bounded_json, figure_in
 
-ROOT = Path(__file__).parents[3]
 OLD, NEW, MINE = "tiny-20260130-120000", "tiny-20260131-154500", "tiny-20260129-080000"
 
 
@@ -225,7 +224,7 @@ def fab(folder, *words):
     (folder / "fabfile.py").write_text("from training.laptop.run_list.tasks import namespace\n")
     (folder / "id").touch()
     (folder / "cluster.toml").write_text(UNREACHABLE.format(key=folder / "id"))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
     argv = [sys.executable, "-m", "fabric", *words]
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 

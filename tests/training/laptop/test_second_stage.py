@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import programs
 from tests.support.tiny_adapter import write_base
 from training.laptop import earlier_adapter
 from training.laptop.folder_model import folder_recipe
@@ -102,7 +103,7 @@ def test_the_adapter_of_a_second_stage_loads_in_plain_peft_and_has_moved_on(firs
         "print(max(float((one[name] - two[name]).abs().max()) for name in one), one.keys() == two.keys())\n"
     )
     old = first / "checkpoints" / f"step-{STEPS}" / "adapter"
-    argv = [sys.executable, "-c", code, old, second.run / "adapter"]
+    argv = programs.forked(code, old, second.run / "adapter", peft=True)
     done = subprocess.run(argv, cwd=home, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     moved, same = done.stdout.split()

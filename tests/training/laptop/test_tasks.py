@@ -14,6 +14,7 @@ import pytest
 from inventory.cluster import Cluster
 from inventory.nodes import Node
 from inventory.settings import Network, Settings
+from tests.support import programs
 from tests.support.checkpoints import with_checkpoint
 from tests.support.waiting import until
 from training.laptop import attach, open_cluster
@@ -30,7 +31,7 @@ FABFILE = "from training.laptop.tasks import namespace\n"
 def fab(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run fab with the training tasks alone, in a folder of its own."""
     (folder / "fabfile.py").write_text(FABFILE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
     return subprocess.run(
         [sys.executable, "-m", "fabric", *words],
         cwd=folder,

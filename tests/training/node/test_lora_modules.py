@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -18,6 +17,7 @@ from peft.tuners.lora.layer import ParamWrapper  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from tests.support import programs  # noqa: E402
 from tests.support.small_models import TYPES  # noqa: E402
 from tests.training.node.test_engine import EXACT, _finish, _new_run, _start  # noqa: E402
 from tests.training.node.test_experts import adapted, base_of, logits  # noqa: E402
@@ -97,9 +97,8 @@ def test_every_linear_module_but_routers_is_adapted_as_a_linear_module_and_no_ex
 
 
 def test_plain_peft_in_a_fresh_process_reads_and_merges_what_was_trained(saved):
-    done = subprocess.run(
-        [sys.executable, "-c", READ, *(str(saved / kind) for kind in KINDS)], capture_output=True, text=True
-    )
+    argv = programs.forked(READ, *(saved / kind for kind in KINDS), peft=True)
+    done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found) == KINDS

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
+from tests.support import programs
 from tests.support.hub import COMMIT, Hub
 from tests.support.small_models import WRAPPERS
 from tests.support.tiny_adapter import write_adapter, write_base, write_wrapper
@@ -162,7 +163,7 @@ def seeing(base: Path, tmp_path_factory):
     home = tmp_path_factory.mktemp("seeing")
     ours = {kind: trained_by_us(write_wrapper(base, home / kind, kind), home / "runs" / kind) for kind in WRAPPERS}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD_EACH, str(home / "said.pt")],
+        programs.forked(LOAD_EACH, home / "said.pt", peft=True),
         input=json.dumps({kind: str(adapter) for kind, (adapter, *_) in ours.items()}),
         cwd=home, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
@@ -200,7 +201,7 @@ def test_the_card_beside_an_adapter_says_what_it_learned_from_and_how_to_load_it
 
 def run_as_written(code, home):
     """What a process that knows nothing else makes of the Python of a card."""
-    argv = [sys.executable, "-c", "\n".join([*code, "print(type(model).__name__)"])]
+    argv = programs.forked("\n".join([*code, "print(type(model).__name__)"]), peft=True)
     env = {**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr

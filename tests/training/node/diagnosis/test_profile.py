@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import programs
 from tests.support.ports import free_pair
 from tests.support.rank_output import outputs as said_by
 from training.node.diagnosis.trace import (
@@ -57,10 +58,10 @@ def profiled(run: Path, steps: str) -> list[str]:
     """What two ranks of a run of six steps said."""
     run.mkdir()
     port = free_pair()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(port), str(run), steps],
+            programs.forked(PROGRAM, rank, port, run, steps),
             env=env,
             stdout=subprocess.PIPE,
             text=True,
