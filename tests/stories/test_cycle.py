@@ -1,7 +1,8 @@
 """A cluster that is rented, trains, is taken back, is kept in a snapshot, and is there again under new addresses.
 
 One file is one life: its tests go through it in order, by the commands a user types, against the ECS API of the
-local cloud with two real hosts.
+local cloud with two real hosts. `make test` leaves out the steps that others do not need, and with them the built-in
+model, which takes the head a minute; a model of the user's own is sent.
 """
 
 import json
@@ -12,18 +13,19 @@ from html import escape
 
 import pytest
 
+from tests.support import tiny_adapter
 from tests.support.evidence import Evidence
 from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in
 from tests.support.waiting import until
+from training.models import tiny
 from training.text.counts import money
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch, pytest.mark.cycle]
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
 
 STEPS, SAVE_EVERY = 40, 4
-SETTINGS = (f"save_every={SAVE_EVERY}", "dtype=float32", "lora.dropout=0")
+SETTINGS = (f"save_every={SAVE_EVERY}", "dtype=float32", "lora.dropout=0", "max_length=256", "global_batch=8")
 """In float32 without dropout, what is computed depends on nothing but the data."""
-FLAGS = ["--model", "tiny", "--steps", STEPS, *(word for setting in SETTINGS for word in ("--set", setting))]
 NAMES = ["te1", "te2"]
 
 
@@ -34,10 +36,27 @@ def evidence():
 
 
 @pytest.fixture(scope="module")
-def rented(tmp_path_factory, evidence):
+def mine(tmp_path_factory):
+    """A folder with a model of the user's own."""
+    return tiny_adapter.write_base(tmp_path_factory.mktemp("models") / "mine")
+
+
+@pytest.fixture(scope="module")
+def flags(mine):
+    """Of the run that all is about."""
+    data = mine.with_name("data.jsonl")
+    tiny.write_data(data)
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    return ["--model", mine, "--data", data, "--steps", STEPS, *settings]
+
+
+@pytest.fixture(scope="module")
+def rented(request, tmp_path_factory, evidence, mine):
     """A cloud of our own, in which nothing is rented yet."""
-    folder = tmp_path_factory.mktemp("cycle")
-    cluster = LocalCluster(folder, name="cycle", subnet="10.213.85.0/24", keep_data_disk="none", evidence=evidence)
+    folder, tests = tmp_path_factory.mktemp("cycle"), {item.originalname for item in request.session.items}
+    models = [mine, "tiny"] if "test_the_machines_prove_themselves" in tests else [mine]
+    where = {"name": "cycle", "subnet": "10.213.85.0/24"}
+    cluster = LocalCluster(folder, **where, keep_data_disk="none", models=models, evidence=evidence)
     cluster.leave()
     cluster.serve()
     yield cluster
@@ -114,8 +133,9 @@ def test_the_machines_prove_themselves(rented, story):
     assert states["Liger's fused loss"] == "not here"
 
 
-def test_a_run_nobody_disturbs(rented, story):
-    done = rented.fab("train", *FLAGS)
+@pytest.mark.proof
+def test_a_run_nobody_disturbs(rented, story, flags):
+    done = rented.fab("train", *flags)
     assert done.returncode == 0, done.stdout
     story["undisturbed"] = ROOT / "runs" / run_id_in(done.stdout)
     if "proof" in story:
@@ -125,8 +145,8 @@ def test_a_run_nobody_disturbs(rented, story):
     assert sorted(told) == list(range(1, STEPS + 1))
 
 
-def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story):
-    run = story["run"] = DisturbedRun(rented, *FLAGS)
+def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story, flags):
+    run = story["run"] = DisturbedRun(rented, *flags)
     run.wait_beyond(2 * SAVE_EVERY)
     reclaimed = rented.fab("local.reclaim", "te2", "--notice", "300")
     assert reclaimed.returncode == 0, reclaimed.stdout
@@ -146,8 +166,8 @@ def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story):
     assert told.returncode == 3, "it is not done"
 
 
-def test_no_run_starts_while_a_node_is_on_its_way_out(rented, story):
-    for words in (["--model", "tiny"], ["--resume", story["run"].run_id]):
+def test_no_run_starts_while_a_node_is_on_its_way_out(rented, story, flags):
+    for words in (flags, ["--resume", story["run"].run_id]):
         done = rented.fab("train", *words)
         assert done.returncode == 2, done.stdout
         assert "te2 is being reclaimed" in done.stdout and "fab rebuild" in done.stdout
@@ -212,9 +232,10 @@ def test_the_run_goes_on_where_it_was_saved_and_its_losses_are_those_of_the_undi
     assert f"goes on from step {before}" in done.stdout
     assert run.status()["state"] == "finished"
     told = losses(rented.on("te1", f"cat {run.folder}/metrics.jsonl"))
-    undisturbed = losses((story["undisturbed"] / "metrics.jsonl").read_text())
-    assert told.keys() == undisturbed.keys()
-    assert all(math.isclose(told[step], undisturbed[step], rel_tol=1e-5) for step in told), (told, undisturbed)
+    assert sorted(told) == list(range(1, STEPS + 1))
+    if "undisturbed" in story:
+        undisturbed = losses((story["undisturbed"] / "metrics.jsonl").read_text())
+        assert all(math.isclose(told[step], undisturbed[step], rel_tol=1e-5) for step in told), (told, undisturbed)
 
 
 def test_what_it_learned_comes_home(rented, story):
@@ -245,7 +266,7 @@ def test_down_again_and_nothing_that_is_billed_is_left(rented, evidence):
 
 def test_no_secret_is_in_any_log_argv_state_or_recording(rented, evidence, story):
     evidence.gather(rented.folder)
-    for run in (story["undisturbed"], ROOT / "runs" / story["run"].run_id):
+    for run in {story.get("undisturbed"), ROOT / "runs" / story["run"].run_id} - {None}:
         evidence.gather(run)
     assert any(path.name.endswith(".json") for path in rented.records.rglob("*")), "nothing was recorded"
     assert evidence.secrets, "there is nothing to look for"

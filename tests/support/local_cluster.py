@@ -36,12 +36,23 @@ class LocalCluster:
     inventory = "inventory/aliyun.py"
     """The pyinfra inventory its base deploys go by."""
 
-    def __init__(self, folder, *, name="e2e", nodes=2, subnet="10.213.79.0/24", keep_data_disk="head", evidence=None):
+    def __init__(
+        self,
+        folder,
+        *,
+        name="e2e",
+        nodes=2,
+        subnet="10.213.79.0/24",
+        keep_data_disk="head",
+        models=("tiny",),
+        evidence=None,
+    ):
         self.folder = Path(folder)
         self.toml = self.folder / "cluster.toml"
         metadata = f"100.100.100.{subnet.split('.')[2]}"
         self.toml.write_text(
             TOML.format(name=name, nodes=nodes, subnet=subnet, metadata=metadata, keep_data_disk=keep_data_disk)
+            + f"[models]\nnames = {json.dumps([*map(str, models)])}\n"
         )
         self.name = name
         self.evidence = evidence
@@ -214,7 +225,7 @@ class LocalCluster:
 
 
 def run_id_in(output):
-    return re.search(r"tiny-\d{8}-\d{6}", output)[0]
+    return re.search(r"\b(tiny|mine)-\d{8}-\d{6}", output)[0]
 
 
 class DisturbedRun:
