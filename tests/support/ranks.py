@@ -25,12 +25,6 @@ def samples():
     return made
 
 
-def selected(request, parameter):
-    """What this parameter is in the tests of the file that run this time, in order: only that is computed."""
-    mine = (item for item in request.session.items if item.path == request.path and hasattr(item, "callspec"))
-    return list(dict.fromkeys(item.callspec.params[parameter] for item in mine if parameter in item.callspec.params))
-
-
 def together(house, ranks, recipe, cases, name="", **more):
     """What each case gave on a group of so many ranks, by its name; `recipe` has the settings that all share, `more`
     what else engine_probe.py is told."""

@@ -265,6 +265,7 @@ def rates(cloud_name):
     return [bucket and bucket["rate"] * 8 / 1e6 for bucket in buckets]
 
 
+@pytest.mark.proof  # two boots, on half a core
 def test_a_slowed_host_is_as_slow_as_asked_both_ways_and_after_its_next_boots(cloud, nodes):
     cloud.happens("shape", "--mbit", str(MBIT), "--cpu", str(CORES), "--hosts", "te2")
     try:

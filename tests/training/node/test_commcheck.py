@@ -105,9 +105,7 @@ sys.exit(commcheck.main())
 )
 def test_a_broken_sum_is_found(fault: str, tmp_path: Path):
     pytest.importorskip("torch", reason="needs the [train] extra")
-    program = tmp_path / "broken.py"
-    program.write_text(BROKEN_SUM.format(fault=fault))
-    run_ranks([str(program)], tmp_path)
+    run_ranks(programs.forked(BROKEN_SUM.format(fault=fault))[1:], tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     wrong = {check["operation"] for check in result["checks"] if not check["ok"]}
     assert wrong == {"all-reduce"}

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support import forked_rank, tiny_adapter  # noqa: E402
-from tests.support.ranks import selected, together  # noqa: E402
+from tests.support.ranks import together  # noqa: E402
+from tests.support.selection import selected  # noqa: E402
 from training.cost.memory import GIB  # noqa: E402
 from training.cost.strategies import STRATEGIES  # noqa: E402
 from training.models import tiny  # noqa: E402
@@ -105,12 +106,12 @@ def _cases(house, kinds):
 
 
 @pytest.fixture(scope="module")
-def on_two(house):
+def on_two(request, house):
     began = time.monotonic()
     curves = [
         {"name": f"{name} {again}", "curve of": name, "again": again, "model": str(house / "curve")}
         for name in STRATEGIES
-        for again in (True, False)
+        for again in selected(request, "again")
     ]
     found = _on_cards(house, 2, [*curves, *_cases(house, ALIKE)])
     print(f"two ranks: {len(found)} cases in {time.monotonic() - began:.0f} s")
@@ -122,7 +123,7 @@ def _on_cards(house, ranks, cases, name="cards-", **card):
     return together(house, ranks, EXACT, cases, name, start=start, model=model)
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["checkpointing", "none"])
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.proof)], ids=["checkpointing", "none"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_walks_the_stored_curve(on_two, strategy, again):
     assert on_two[f"{strategy} {again}"] < curve.TOLERANCE["cpu"]

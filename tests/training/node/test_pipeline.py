@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support import tiny_adapter  # noqa: E402
-from tests.support.ranks import samples, selected, together  # noqa: E402
+from tests.support.ranks import samples, together  # noqa: E402
+from tests.support.selection import selected  # noqa: E402
 from training.cost.pipeline import SPLITTABLE  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support.llama_shape import model_shape  # noqa: E402
-from tests.support.ranks import samples, selected, together  # noqa: E402
+from tests.support.ranks import samples, together  # noqa: E402
+from tests.support.selection import selected  # noqa: E402
 from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data.order import Order, micro_steps  # noqa: E402
 from training.models import tiny  # noqa: E402
@@ -35,7 +36,7 @@ EXACT = {
     "optimizer.eps": "1e-5",  # at 1e-8 Adam enlarges rounding where a gradient is nearly nothing
     "seed": "4",
 }
-"""5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others, on 4 one has nothing.
+"""5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others.
 
 Under seed 0 one gradient of thousands is 5e-10, less than what its sum rounds: Adam makes a step of it all the same,
 another on each number of ranks."""
@@ -49,13 +50,14 @@ PARTS = ("master", "exp_avg", "exp_avg_sq")
 PREFETCH = 179_000
 """To its layers what the real one is to a 14B's."""
 NEXT = dict(zip(STAGES, STAGES[1:] + STAGES[:1], strict=True))
+HANDED_ON = {(4, 3): 2, (2, 3): 2, (3, 1): 3}
+"""From so many ranks to so many, after which step."""
 GOES_ON = [
-    pytest.param((ranks, before, after), marks=() if NEXT[before] == after else pytest.mark.proof)
-    for ranks in (3, 1)
+    pytest.param((ranks, before, after), marks=() if NEXT[before] == after and 4 not in ranks else pytest.mark.proof)
+    for ranks in HANDED_ON
     for before in STAGES
     for after in STAGES
 ]
-"""Three ranks from what four kept after step 2, one from what three kept after step 3."""
 CHECKPOINTED = [pytest.param(stage, marks=() if stage in {"zero0", "zero3"} else pytest.mark.proof) for stage in STAGES]
 TOKENS = ("<|im_end|>", "<|im_start|>")
 HEADS = {
@@ -64,6 +66,10 @@ HEADS = {
     "head dora": {"lora.targets": '["q_proj", "lm_head"]', "lora.dora": "true"},
 }
 """Heads that are called chunk by chunk; at 16 learned tokens a chunk the ranks have different numbers of them."""
+FEW = {"global_batch": "2", "micro_batch": "1"}
+"""On three ranks one has nothing to do."""
+GROUPS = {1: "on_one", 2: "on_two", 3: "on_three", 4: "on_four"}
+"""The fixtures, by their ranks; of four, one has nothing to do."""
 KINDS = {
     "rslora": {"lora.rslora": "true"},
     "dora": {"lora.dora": "true"},
@@ -121,43 +127,42 @@ def _parity(strategy="zero3"):
 
 
 @pytest.fixture(scope="module")
-def on_four(request, house):
-    cases = [_parity()] if 4 in selected(request, "parity") else []
+def on_four(house):
+    cases = [_parity()]
+    return _group(house, 4, [*cases, *_stages(house, 4, after=2)])
+
+
+def _stages(house, ranks, after):
+    """Each stage, whose state is kept after a step."""
     for stage in STAGES:
-        keep = {"keep": _state(house, 4, stage), "keep_at": 2}
-        cases.append({"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True, **keep})
-    return _group(house, 4, cases)
+        keep = {"keep": _state(house, ranks, stage), "keep_at": after}
+        yield {"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} | keep
 
 
 def _going_on(request, house, ranks):
     """Each ends after step 4."""
-    before_ranks, first = {3: (4, 2), 1: (3, 3)}[ranks]
-    return [
-        {
-            "name": f"{before} -> {after}",
-            "steps": 4,
-            "first": first,
-            "recipe": {"strategy": after},
-            "from": _state(house, before_ranks, before),
-            "state": True,
-        }
-        for number, before, after in selected(request, "goes_on")
-        if number == ranks
-    ]
+    for handed_on, before, after in selected(request, "goes_on"):
+        if handed_on[1] == ranks:
+            request.getfixturevalue(GROUPS[handed_on[0]])  # which keeps the states
+            yield {
+                "name": f"{handed_on} {before} -> {after}",
+                "steps": 4,
+                "first": HANDED_ON[handed_on],
+                "recipe": {"strategy": after},
+                "from": _state(house, handed_on[0], before),
+                "state": True,
+            }
 
 
 @pytest.fixture(scope="module")
-def on_three(request, house, on_four, on_every_number_of_ranks):
-    """Its own states are kept after step 3."""
-    cases = _going_on(request, house, 3)
-    for stage in STAGES:
-        keep = {"keep": _state(house, 3, stage), "keep_at": 3}
-        cases.append({"name": stage, "steps": 4, "recipe": {"strategy": stage}, **keep})
-    return _group(house, 3, cases + on_every_number_of_ranks)
+def on_three(request, house, on_every_number_of_ranks):
+    cases = [*_going_on(request, house, 3), *_stages(house, 3, after=3), *on_every_number_of_ranks]
+    few = [{"name": f"few {stage}", "steps": 2, "recipe": FEW | {"strategy": stage}} for stage in ("zero0", "zero3")]
+    return _group(house, 3, cases + few)
 
 
 @pytest.fixture(scope="module")
-def on_one(request, house, on_three, on_every_number_of_ranks):
+def on_one(request, house, on_every_number_of_ranks):
     """The reference; what three ranks left off; and every kind of trainable part, saved."""
     cases = [{**_parity("zero0"), "state": True}]
     cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} for stage in STAGES]
@@ -166,6 +171,7 @@ def on_one(request, house, on_three, on_every_number_of_ranks):
         for head, recipe in HEADS.items()
     ]
     cases += _going_on(request, house, 1)
+    cases.append({"name": "few", "steps": 2, "recipe": FEW | {"strategy": "zero0"}})
     for kind, recipe in KINDS.items():
         saved = str(house / kind.replace(" ", "-"))
         cases.append(
@@ -180,7 +186,7 @@ def on_two(request, house, on_every_number_of_ranks):
     deep = {"model": str(house / "deep"), "steps": 2, "recipe": {"strategy": "zero3", "lora.rank": "4"}}
     if selected(request, "deep"):
         cases += [{"name": "deep", "prefetch": PREFETCH} | deep, {"name": "deep, kept whole"} | deep]
-    cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} for stage in STAGES]
+    cases += _stages(house, 2, after=2)
     cases.append({"name": "padded", "steps": 4, "recipe": {"strategy": "zero2", "batching": "padded"}, "state": True})
     offload = {"strategy": "zero3", "offload.parameters": "true", "offload.optimizer": "true"}
     cases.append({"name": "offloaded", "steps": 4, "recipe": offload, "state": True})
@@ -224,20 +230,27 @@ def _apart(ours, theirs, key="master/"):
     return max(((ours[n] - theirs[n]).norm() / theirs[n].norm().clamp(min=1e-12)).item() for n in names)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_on_two_and_four_unequal_ranks_computes_what_one_process_does(on_one, on_two, on_four, stage):
-    alone = on_one["zero0"]
+def test_every_stage_on_several_unequal_ranks_computes_what_one_process_does(request, on_one, stage, ranks):
+    alone, found = on_one["zero0"], request.getfixturevalue(GROUPS[ranks])[stage]
     assert min(alone["norms"]) > 0.125, "clipping must take part"
-    for group in (on_one, on_two, on_four):
-        assert group[stage]["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
-        assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-        assert group[stage]["norms"][0] == pytest.approx(alone["norms"][0], rel=1e-6)
-        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
-        assert group[stage]["correct"] == alone["correct"]
-        assert group[stage]["held_out"] == pytest.approx(alone["held_out"], rel=1e-6)
-        assert _apart(group[stage]["state"], alone["state"]) < 1e-4
-        gathered = {name: t.shape for name, t in group[stage]["state"].items()}
-        assert gathered == {f"{part}/{n}": s for part in PARTS for n, s in group[stage]["shapes"].items()}
+    assert found["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+    assert found["norms"][0] == pytest.approx(alone["norms"][0], rel=1e-6)
+    assert found["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+    assert found["correct"] == alone["correct"]
+    assert found["held_out"] == pytest.approx(alone["held_out"], rel=1e-6)
+    assert _apart(found["state"], alone["state"]) < 1e-4
+    gathered = {name: t.shape for name, t in found["state"].items()}
+    assert gathered == {f"{part}/{n}": s for part in PARTS for n, s in found["shapes"].items()}
+
+
+@pytest.mark.parametrize("stage", ["zero0", "zero3"])
+def test_a_rank_without_anything_to_learn_from_takes_part(on_one, on_three, stage):
+    alone, found = on_one["few"], on_three[f"few {stage}"]
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+    assert found["norms"] == pytest.approx(alone["norms"], rel=5e-6)
 
 
 @pytest.mark.parametrize("checkpointed", CHECKPOINTED)
@@ -320,7 +333,7 @@ def test_under_zero3_no_rank_ever_holds_the_whole_base(on_two):
     assert on_two["zero2"]["elements_loaded"] == parameters
 
 
-@pytest.mark.proof  # forty core-seconds
+@pytest.mark.proof  # two models of 24 layers
 @pytest.mark.parametrize("deep", ["deep"])
 def test_zero3_gathers_what_the_plan_says(house, on_two, deep, monkeypatch):
     """At once, for its memory; and in a step, for the wire."""
@@ -360,8 +373,8 @@ def test_the_optimizer_knows_what_is_trained_and_nothing_else(on_two, stage):
 @pytest.mark.parametrize("goes_on", GOES_ON)
 def test_every_stage_and_world_size_goes_on_from_every_other(on_one, on_three, goes_on):
     (ranks, before, after), undisturbed = goes_on, on_one["zero0"]
-    case = {3: on_three, 1: on_one}[ranks][f"{before} -> {after}"]
-    assert len(case["losses"]) == (2 if ranks == 3 else 1)
+    case = {3: on_three, 1: on_one}[ranks[1]][f"{ranks} {before} -> {after}"]
+    assert len(case["losses"]) == 4 - HANDED_ON[ranks]
     assert case["losses"] == pytest.approx(undisturbed["losses"][-len(case["losses"]) :], rel=1e-5)
     assert _apart(case["state"], undisturbed["state"]) < 1e-4
 
@@ -445,10 +458,10 @@ def _by_transformers(house):
     return [sum(seen[i : i + 5]) for i in range(0, 100, 5)]
 
 
-@pytest.mark.parametrize("parity", [2, pytest.param(4, marks=pytest.mark.proof)])
-def test_the_first_twenty_losses_are_those_of_transformers_trainer_with_peft(house, on_one, on_two, on_four, parity):
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.proof)])
+def test_the_first_twenty_losses_are_those_of_transformers_trainer_with_peft(request, house, on_one, ranks):
     theirs = _by_transformers(house)
     ours = on_one["parity"]["losses"]
     assert theirs[19] != pytest.approx(theirs[0], rel=1e-2), "twenty steps change something"
     assert ours == pytest.approx(theirs, rel=1e-4)
-    assert {2: on_two, 4: on_four}[parity]["parity"]["losses"] == pytest.approx(ours, rel=5e-6)
+    assert request.getfixturevalue(GROUPS[ranks])["parity"]["losses"] == pytest.approx(ours, rel=5e-6)
