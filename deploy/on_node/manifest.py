@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MANIFEST = "SHA256SUMS"
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 
 
 def write(folder: Path, exclude: Iterable[str] = ()) -> str:
@@ -43,7 +43,7 @@ def verify(folder: Path) -> list[str]:
     except FileNotFoundError:
         return [f"{folder / MANIFEST} is missing"]
     present = [path for path in digests if (folder / path).is_file()]
-    problems = [f"{path} is missing" for path in digests if path not in set(present)]
+    problems = [f"{path} is missing" for path in digests.keys() - present]
     problems += [f"{path} is not the file it was" for path, d in _digests(folder, present) if d != digests[path]]
     for path, target in links.items():
         link = folder / path
@@ -99,7 +99,7 @@ def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
 def file_sha256(path: Path) -> str:
     """sha256 of a file's content, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
@@ -115,15 +115,14 @@ def _entries(folder: Path, exclude: list[str]) -> tuple[list[str], list[str]]:
     """(files, symbolic links) below folder, relative and sorted; links are not followed."""
     files: list[str] = []
     links: list[str] = []
-    for parent, folders, names in os.walk(folder):
-        for name in [*folders, *names]:
-            path = (Path(parent) / name).relative_to(folder)
-            if any(fnmatch.fnmatch(str(path), pattern) for pattern in exclude):
-                continue
-            if (folder / path).is_symlink():
-                links.append(str(path))
-            elif name in names:
-                files.append(str(path))
+    for below in (folders := [""]):  # which grows
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                path = below + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{path}/")
+                elif not any(fnmatch.fnmatch(path, pattern) for pattern in exclude):
+                    (links if entry.is_symlink() else files).append(path)
     return sorted(files), sorted(links)
 
 
