@@ -23,6 +23,7 @@ from training.laptop.head_node import HereHead
 from training.laptop.new_run import code_files, plan_text
 from training.laptop.open_cluster import OpenCluster, language_of
 from training.models.names import load_recipe
+from training.node.metrics import plots as plot_module
 from training.node.metrics import run_tables
 from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
 from training.node.metrics.report import content, make_report, marks_of
@@ -105,6 +106,22 @@ def make_run(run: Path, steps: int = STEPS, language: str = "en") -> Path:
 def write(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn_once():
+    """A plot of the same run is the same: matplotlib takes a tenth of a second for each, and a page has eight."""
+    real, known = plot_module._svg, {}
+
+    def svg(*what):
+        key = repr(what)
+        if key not in known:
+            known[key] = real(*what)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plot_module, "_svg", svg)
+        yield
 
 
 @pytest.fixture(scope="module")
