@@ -46,8 +46,11 @@ def serve(listener, modules):
 def import_all(modules):
     logging.disable(logging.WARNING)  # bitsandbytes says what it has no kernel for
     for name in modules:
-        with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
+        try:
             importlib.import_module(name)
+        except ModuleNotFoundError as missing:  # of an extra that is not installed
+            if str(missing.name).partition(".")[0] in OURS:
+                raise
     logging.disable(logging.NOTSET)
     if slow_imports := sys.modules.get("training.node.slow_imports"):
         slow_imports.all_imported()
