@@ -15,6 +15,9 @@ TEST_PACKAGES := chromium g++ pdsh fdisk xfsprogs cloud-guest-utils
 # A file is one worker's; the longest begin first (tests/conftest.py), where xdist would take those with the most tests.
 IN_PARALLEL := --dist loadfile --no-loadscope-reorder
 
+# What is compiled of our modules is kept: tests start some thousand programs.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch, oneDNN and MKL each read a switch of their own when they are loaded.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 NO_VECTORS := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE

@@ -15,6 +15,8 @@ from tests.support.skips import GPU, ON_CI
 # Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
 # works. Set before anything imports torch; ranks get their own number from the launch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nothing here compiles with torch, and getting ready to takes each process a second (bitsandbytes asks for it).
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # Where no terminal is what is printed is wide, unless this says otherwise: as it does in xdist's workers.
 os.environ.pop("COLUMNS", None)
 

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -129,15 +130,19 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def ground(tmp_path: Path, tools: Path) -> Ground:
-    at = EnvPaths(
-        env=str(tmp_path / "env"),
-        conda=str(tmp_path / "conda"),
-        cache=str(tmp_path / "env.cache"),
-        lists=str(tmp_path / "lists"),
-        wheelhouse=str(tmp_path / "wheelhouse"),
+def paths(folder: Path) -> EnvPaths:
+    """All in a folder."""
+    return EnvPaths(
+        env=str(folder / "env"),
+        conda=str(folder / "conda"),
+        cache=str(folder / "env.cache"),
+        lists=str(folder / "lists"),
+        wheelhouse=str(folder / "wheelhouse"),
     )
+
+
+def new_ground(folder: Path, tools: Path) -> Ground:
+    at = paths(folder)
     wheels = Path(at.wheelhouse)
     wheels.mkdir()
     for tool in tools.glob("*.whl"):
@@ -152,17 +157,41 @@ def ground(tmp_path: Path, tools: Path) -> Ground:
     return Ground(at, lock)
 
 
-def test_an_environment_is_built_from_hashed_wheels_and_stamped_last(ground: Ground) -> None:
+@pytest.fixture
+def ground(tmp_path: Path, tools: Path) -> Ground:
+    return new_ground(tmp_path, tools)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, tools: Path) -> Ground:
+    """Where everything is installed, and nothing finished."""
+    ground = new_ground(tmp_path_factory.mktemp("installed"), tools)
     wanted = ground.wanted()
     ground.run(python_env.interpreter_commands(wanted, ground.at))
     ground.fill(wanted)
     ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
-    assert not Path(ground.at.env, python_env.STAMP).exists()
-    ground.run(python_env.finishing_commands(wanted, ground.at))
-    stamp = ground.stamp()
-    assert (stamp["hash"], stamp["torch"]) == (wanted.hash, "2.13.0+cpu")
-    assert not Path(ground.at.cache).exists()
-    ground.run(iter([fan_out.manifest_command("verify", ground.at.env)]))
+    return ground
+
+
+@pytest.fixture
+def built(tmp_path: Path, installed: Ground) -> Ground:
+    """A copy of that."""
+    shutil.copytree(Path(installed.at.env).parent, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return Ground(paths(tmp_path), installed.lock)
+
+
+def test_an_environment_is_stamped_last_and_only_if_it_can_be_imported(built: Ground) -> None:
+    wanted = built.wanted()
+    imported = next(Path(built.at.env).glob("lib/python3*/site-packages/peft/__init__.py"))
+    imported.write_text("import nothing_here")
+    with pytest.raises(AssertionError, match="nothing_here"):
+        built.run(python_env.finishing_commands(wanted, built.at))
+    assert not Path(built.at.env, python_env.STAMP).exists()
+    imported.write_text("")
+    built.run(python_env.finishing_commands(wanted, built.at))
+    assert (built.stamp()["hash"], built.stamp()["torch"]) == (wanted.hash, "2.13.0+cpu")
+    assert not Path(built.at.cache).exists()
+    built.run(iter([fan_out.manifest_command("verify", built.at.env)]))
 
 
 def found(ground: Ground) -> dict[str, object]:
@@ -173,24 +202,21 @@ def found(ground: Ground) -> dict[str, object]:
     return fan_out.parse_state(done.stdout.splitlines())
 
 
-def test_an_environment_whose_interpreter_is_another_on_this_image_is_not_taken(ground: Ground) -> None:
-    wanted = ground.wanted()
-    ground.run(python_env.interpreter_commands(wanted, ground.at))
-    ground.fill(wanted)
-    ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
-    ground.run(python_env.finishing_commands(wanted, ground.at))
-    assert fan_out.same_as_source(found(ground), wanted.hash)
-    stamp = Path(ground.at.env, python_env.STAMP)
-    stamp.write_text(json.dumps({**ground.stamp(), "python": "3.4.1"}))
-    (problem,) = found(ground)["problems"]
+def test_an_environment_whose_interpreter_is_another_on_this_image_is_not_taken(built: Ground) -> None:
+    wanted = built.wanted()
+    built.run(python_env.finishing_commands(wanted, built.at))
+    assert fan_out.same_as_source(found(built), wanted.hash)
+    stamp = Path(built.at.env, python_env.STAMP)
+    stamp.write_text(json.dumps({**built.stamp(), "python": "3.4.1"}))
+    (problem,) = found(built)["problems"]
     assert problem.startswith("built with Python 3.4.1, run by 3.")
-    ground.python.unlink()
-    ground.python.symlink_to("/usr/bin/python-of-another-image")
-    state = found(ground)
-    assert state["stamp"]["hash"] == wanted.hash and state["problems"] == [f"{ground.python} does not run"]
+    built.python.unlink()
+    built.python.symlink_to("/usr/bin/python-of-another-image")
+    state = found(built)
+    assert state["stamp"]["hash"] == wanted.hash and state["problems"] == [f"{built.python} does not run"]
     assert not fan_out.same_as_source(state, wanted.hash)
     stamp.unlink()
-    assert found(ground)["problems"] == []
+    assert found(built)["problems"] == []
 
 
 @pytest.mark.parametrize("problem", ["", "built with Python 3.4.1, run by 3.13.5"])
@@ -203,41 +229,28 @@ def test_head_and_workers_take_a_restored_environment_only_with_its_interpreter(
     assert any("rsync" in command for command in told["te2"]) is bool(problem)
 
 
-def test_a_wheel_with_another_hash_is_refused(ground: Ground) -> None:
-    wheel(Path(ground.at.wheelhouse), "peft", "1.0", {"peft/__init__.py": "evil = True"})
-    wanted = ground.wanted()
-    ground.run(python_env.interpreter_commands(wanted, ground.at))
-    ground.fill(wanted)
+def test_a_wheel_with_another_hash_is_refused(built: Ground) -> None:
+    wheel(Path(built.at.wheelhouse), "other", "1.0", {"other/__init__.py": "evil = True"})
+    refused = Ground(built.at, f"{built.lock}other==1.0 \\\n    --hash=sha256:{'1' * 64}\n")
+    refused.fill(refused.wanted())
     with pytest.raises(AssertionError, match=r"(?i)hash"):
-        ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
+        refused.run(python_env.package_commands(refused.wanted(), refused.at, complete_wheelhouse=True))
 
 
-def test_a_source_archive_is_built_by_what_the_lock_names_and_nothing_is_fetched_for_it(ground: Ground) -> None:
-    wheels, ran = Path(ground.at.wheelhouse), Path(ground.at.env, "an-unpinned-builder-ran")
+def test_a_source_archive_is_built_by_what_the_lock_names_and_nothing_is_fetched_for_it(built: Ground) -> None:
+    wheels, ran = Path(built.at.wheelhouse), Path(built.at.env, "an-unpinned-builder-ran")
     wheel(wheels, "stranger", "1.0", {"stranger.py": f"open({str(ran)!r}, 'w')"})
     ours = source_archive(wheels, "ours", "setuptools")
     theirs = source_archive(wheels, "theirs", "stranger")
-    ground.run(python_env.interpreter_commands(ground.wanted(), ground.at))
-    built = Ground(ground.at, f"{ground.lock}ours==1.0 \\\n    --hash=sha256:{ours}\n")
-    built.fill(built.wanted())
-    built.run(python_env.package_commands(built.wanted(), built.at, complete_wheelhouse=True))
-    assert list(Path(built.at.env).glob("lib/python3*/site-packages/ours.py"))
-    refused = Ground(ground.at, f"{built.lock}theirs==1.0 \\\n    --hash=sha256:{theirs}\n")
+    more = Ground(built.at, f"{built.lock}ours==1.0 \\\n    --hash=sha256:{ours}\n")
+    more.fill(more.wanted())
+    more.run(python_env.package_commands(more.wanted(), more.at, complete_wheelhouse=True))
+    assert list(Path(more.at.env).glob("lib/python3*/site-packages/ours.py"))
+    refused = Ground(built.at, f"{more.lock}theirs==1.0 \\\n    --hash=sha256:{theirs}\n")
     refused.fill(refused.wanted())
     with pytest.raises(AssertionError, match="stranger"):
         refused.run(python_env.package_commands(refused.wanted(), refused.at, complete_wheelhouse=True))
     assert not ran.exists()
-
-
-def test_an_environment_that_cannot_be_imported_gets_no_stamp(ground: Ground) -> None:
-    wanted = ground.wanted()
-    ground.run(python_env.interpreter_commands(wanted, ground.at))
-    ground.fill(wanted)
-    ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
-    next(Path(ground.at.env).glob("lib/python3*/site-packages/peft/__init__.py")).write_text("import nothing_here")
-    with pytest.raises(AssertionError, match="nothing_here"):
-        ground.run(python_env.finishing_commands(wanted, ground.at))
-    assert not Path(ground.at.env, python_env.STAMP).exists()
 
 
 def test_an_old_system_python_is_refused_in_one_sentence(tmp_path: Path) -> None:

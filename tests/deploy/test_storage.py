@@ -210,17 +210,17 @@ def lvm_crc(data: bytes) -> int:
 
 
 def foreign_disk(kind: str, path: Path) -> None:
-    """An image holding what must never be formatted."""
-    blank(path)
+    """An image of 80 MiB that holds what must never be formatted."""
+    blank(path, 80)
     match kind:
         case "4 MiB of random bytes":
             noise(path, 0, 4 * MIB)
         case "one byte at the end of the first 4 MiB":
             noise(path, 4 * MIB - 1, 1)
         case "random bytes in the last MiB":
-            noise(path, 400 * MIB - 4096, 4096)
+            noise(path, 80 * MIB - 4096, 4096)
         case "random bytes in the middle":
-            noise(path, 180 * MIB, 40 * MIB)
+            noise(path, 36 * MIB, 8 * MIB)
         case "LVM":
             lvm(path)
         case "swap":
@@ -230,13 +230,13 @@ def foreign_disk(kind: str, path: Path) -> None:
             with path.open("r+b") as file:
                 file.write(bytes(4 * MIB))
         case "an empty gpt":
-            partitioned(path, "label: gpt\n")
+            partitioned(path, "label: gpt\n", 80)
         case "an empty dos table":
-            partitioned(path, "label: dos\n")
+            partitioned(path, "label: dos\n", 80)
         case "two partitions":
-            partitioned(path, "label: gpt\nsize=100M\nsize=100M\n")
+            partitioned(path, "label: gpt\nsize=20M\nsize=20M\n", 80)
         case "a partition with random bytes":
-            partitioned(path, "label: gpt\nstart=8M, size=100M\n")
+            partitioned(path, "label: gpt\nstart=8M, size=20M\n", 80)
             noise(path, 8 * MIB, MIB)
 
 
@@ -259,7 +259,7 @@ FOREIGN = {
 def test_a_disk_that_holds_something_is_refused_by_name_and_left_as_it_is(node: FakeNode, kind: str) -> None:
     foreign_disk(kind, node.image)
     before = digest(node.image)
-    node.attach(node.image)
+    loop = node.attach(node.image)
     plan = node.plan()
     assert plan.commands == ()
     assert FOREIGN[kind] in plan.refusal
@@ -267,7 +267,8 @@ def test_a_disk_that_holds_something_is_refused_by_name_and_left_as_it_is(node: 
     forced = node.run(format_command(LINK, "ext4"))
     assert forced.returncode == 9, "the formatting command itself must refuse too"
     assert LINK in forced.stderr
-    os.sync()
+    with Path(loop).open("rb") as device:
+        os.fsync(device)
     assert digest(node.image) == before
 
 

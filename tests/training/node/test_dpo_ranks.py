@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import tiny_adapter  # noqa: E402
 from tests.support.ranks import together  # noqa: E402
-from training.models import tiny  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +46,7 @@ def _pairs():
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
-    tiny.write_model(folder / "tiny", steps=2)
+    tiny_adapter.write_short(folder / "tiny")
     return folder
 
 

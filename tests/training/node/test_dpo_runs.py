@@ -13,7 +13,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from peft import PeftModel  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-from tests.support import forked_rank  # noqa: E402
+from tests.support import forked_rank, tiny_adapter  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
@@ -49,7 +49,7 @@ def house(tmp_path_factory):
     """models/tiny in fp32, so that whoever loads it computes as the run did."""
     folder = tmp_path_factory.mktemp("house")
     (folder / "models").mkdir()
-    tiny.write_model(folder / "half", steps=2)
+    tiny_adapter.write_short(folder / "half")
     AutoModelForCausalLM.from_pretrained(folder / "half", dtype=torch.float32).save_pretrained(folder / "models/tiny")
     AutoTokenizer.from_pretrained(folder / "half").save_pretrained(folder / "models/tiny")
     return folder

@@ -19,7 +19,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from tests.support import forked_rank  # noqa: E402
+from tests.support import forked_rank, tiny_adapter  # noqa: E402
 from tests.support.selection import selected  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 from training.models import tiny  # noqa: E402
@@ -51,7 +51,7 @@ SAVING = BASE | {"steps": "17", "save_every": "3", "global_batch": "4", "strateg
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
     (folder / "models").mkdir()
-    tiny.write_model(folder / "models" / "tiny", steps=2)
+    tiny_adapter.write_short(folder / "models" / "tiny")
     return folder
 
 
@@ -141,11 +141,11 @@ def test_data_that_another_recipe_prepared_are_refused_in_one_sentence(house):
 
 def test_a_base_model_with_a_cut_file_is_refused_before_it_is_loaded(house):
     weights = house / "models" / "tiny" / "model.safetensors"
-    whole = weights.read_bytes()
+    whole, run = weights.read_bytes(), _run(house, "cut", BASE)
     try:
         weights.write_bytes(whole[:-10])
         with pytest.raises(AdapterError, match="not as long as its header says; copy or fetch it again"):
-            open_work(SimpleNamespace(run=_run(house, "cut", BASE)))
+            open_work(SimpleNamespace(run=run))
     finally:
         weights.write_bytes(whole)
 

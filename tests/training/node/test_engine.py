@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from tests.support import programs  # noqa: E402
+from tests.support import programs, tiny_adapter  # noqa: E402
 from tests.support.ports import free_pair  # noqa: E402
 from tests.support.rank_output import outputs as said_by  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
@@ -63,7 +63,7 @@ def house(tmp_path_factory):
     """A folder with models/tiny (barely trained) and runs/."""
     folder = tmp_path_factory.mktemp("house")
     (folder / "models").mkdir()
-    tiny.write_model(folder / "models" / "tiny", steps=2)
+    tiny_adapter.write_short(folder / "models" / "tiny")
     return folder
 
 

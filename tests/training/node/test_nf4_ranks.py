@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("bitsandbytes", reason="needs the [train] extra")
 
+from tests.support import tiny_adapter  # noqa: E402
 from tests.support.ranks import said_and_found  # noqa: E402
 from tests.support.selection import selected  # noqa: E402
-from training.models import tiny  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +53,7 @@ def _samples():
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    tiny.write_model(folder / "models" / "tiny", steps=2)
+    tiny_adapter.write_short(folder / "models" / "tiny")
     return folder
 
 

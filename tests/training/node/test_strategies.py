@@ -13,12 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import tiny_adapter  # noqa: E402
 from tests.support.llama_shape import model_shape  # noqa: E402
 from tests.support.ranks import samples, together  # noqa: E402
 from tests.support.selection import selected  # noqa: E402
 from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data.order import Order, micro_steps  # noqa: E402
-from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.model import draw  # noqa: E402
 from training.node.strategies.strategy import Stepped  # noqa: E402
@@ -85,7 +85,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
-    tiny.write_model(folder / "tiny", steps=2)
+    tiny_adapter.write_short(folder / "tiny")
     _write_deep(folder / "deep")
     return folder
 
@@ -114,7 +114,7 @@ def on_every_number_of_ranks(request):
     off = {"gradient_checkpointing": "false"}
     cases = []
     for stage in selected(request, "checkpointed"):
-        for name, checkpointed in (("kept", "false"), ("partly", "2")):
+        for name, checkpointed in (("kept", "false"), ("partly", "1")):
             recipe = {"strategy": stage, "gradient_checkpointing": checkpointed}
             cases.append({"name": f"{name} {stage}", "steps": 4, "recipe": recipe})
     settings = {"strategy": "zero3", "loss_chunk": "16"}
