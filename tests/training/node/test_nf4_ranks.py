@@ -33,6 +33,7 @@ EXACT = {
     "micro_batch": "2",
     "lora.dropout": "0.0",
     "optimizer.warmup_steps": "2",
+    "optimizer.eps": "1e-5",  # at 1e-8 Adam enlarges rounding where a gradient is nearly nothing
     "seed": "4",
 }
 STEPS = 4
