@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in
+from tests.support.local_cluster import RANKS, ROOT, DisturbedRun, LocalCluster, run_id_in
 from tests.support.small_models import EXPERTS
 from tests.support.waiting import until
 from training.models import tiny
@@ -241,7 +241,7 @@ def test_fetching_again_moves_nothing(cluster, trained):
 
 def test_a_rank_killed_ends_the_run_with_its_name_and_leaves_no_orphan(disturbed):
     disturbed.wait_beyond(SAVE_EVERY)
-    disturbed.local.on("te3", "pkill -KILL -f '[p]ython -u -m training.node.finetune'")
+    disturbed.local.on("te3", f"pkill -KILL -f '{RANKS}'")
     status = disturbed.wait_until_failed(within_s=60)
     rank = disturbed.rank_on("te3")  # the stages' neighbours are those with the fastest links between them
     assert (status["failed_node"], status["failed_rank"]) == ("te3", rank)
@@ -296,7 +296,7 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     before = disturbed.steps()
     disturbed.resume("--set", "strategy=zero3", "--set", "save_every=1000")  # within a save it may stand still longer
     disturbed.wait_beyond(before + 2)
-    local.on("te3", "pkill -STOP -f '[p]ython -u -m training.node.finetune'")
+    local.on("te3", f"pkill -STOP -f '{RANKS}'")
     status = disturbed.wait_until_failed(within_s=180)  # of slow steps it waits for ten, within five times the floor
     rank = disturbed.rank_on("te3")
     assert (status["failed_node"], status["failed_rank"]) == ("te3", rank), status

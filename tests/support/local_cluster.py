@@ -228,6 +228,10 @@ def run_id_in(output):
     return re.search(r"\b(tiny|mine)-\d{8}-\d{6}", output)[0]
 
 
+RANKS = "[p]ython -u -m training.node.finetune"
+"""How their command lines look; the shell that looks for it has another."""
+
+
 class DisturbedRun:
     """One run that is broken again and again, and resumed each time."""
 
@@ -244,6 +248,16 @@ class DisturbedRun:
 
     def wait_beyond(self, step):
         until(lambda: self.steps() > step, f"step {step} of {self.run_id}", 120)
+
+    def hold_beyond(self, step, timeout_s=120):
+        """Has the head's ranks stand still as soon as the run is beyond a step, so that it does not end meanwhile: for
+        half a minute, then ranks miss each other. `go_on` ends it."""
+        beyond = f"[ $(cat {self.folder}/metrics.jsonl 2>/dev/null | wc -l) -gt {step} ]"
+        look = f"until {beyond}; do sleep 0.05; done; pkill -STOP -f '{RANKS}'"
+        self.local.on("te1", f"timeout {timeout_s} sh -c {shlex.quote(look)}", timeout=timeout_s + 10)
+
+    def go_on(self):
+        self.local.on("te1", f"pkill -CONT -f '{RANKS}'")
 
     def wait_until_stepping(self, timeout_s=120):
         """Until a start that was asked for just now is at its steps. Waited for on the head itself, since a look from
