@@ -1,5 +1,6 @@
 """What tests share. On CI a skip is a failure, but for the reasons in tests/support/skips.py."""
 
+import gc
 import importlib.util
 import os
 import sys
@@ -15,7 +16,8 @@ from tests.support.skips import GPU, ON_CI
 # Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
 # works. Set before anything imports torch; ranks get their own number from the launch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Nothing here compiles with torch, and getting ready to takes each process a second (bitsandbytes asks for it).
+# Nothing here is compiled by torch, and getting ready to takes each process a second: bitsandbytes asks for it, and on
+# imitated cards has its kernels for CPUs compiled.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # Where no terminal is what is printed is wide, unless this says otherwise: as it does in xdist's workers.
 os.environ.pop("COLUMNS", None)
@@ -101,6 +103,14 @@ def place(path):
 
 def takes_long(path):
     return place(path) in LONGEST_FIRST or "import subprocess" in path.read_text(encoding="utf-8")
+
+
+def pytest_collection():
+    gc.disable()  # what is imported stays
+
+
+def pytest_collection_finish():
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

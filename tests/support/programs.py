@@ -17,8 +17,8 @@ FORKS = ROOT / "tests" / "support" / "forks"
 PATH = f"{FORKS}{os.pathsep}{ROOT}"
 READ_AT_IMPORT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 """By torch and DeepSpeed."""
-ON_CARDS = READ_AT_IMPORT | {"DS_ACCELERATOR": "cuda", "FAKE_CUDA_CARDS": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""The same on imitated cards (fake_cuda/): there bitsandbytes would compile its kernels for CPUs."""
+ON_CARDS = READ_AT_IMPORT | {"DS_ACCELERATOR": "cuda", "FAKE_CUDA_CARDS": "1"}
+"""The same on imitated cards (fake_cuda/)."""
 MODULES = (
     "training.node.finetune",
     "training.node.prepare",

@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 
-def write_base(folder: Path) -> Path:
-    """The built-in model, hardly trained: bf16, tied embeddings, one file."""
+def write_base(folder: Path, layers: int = 2) -> Path:
+    """The built-in model, hardly trained: bf16, tied embeddings, one file; of its four layers the first ones, which
+    ranks are through in half the time."""
+    from transformers import AutoModelForCausalLM
+
     from training.models import tiny
 
     tiny.write_model(folder, steps=2)
-    return folder
-
-
-def write_short(folder: Path, layers: int = 2) -> Path:
-    """Of the built-in model, hardly trained, the first of its four layers: ranks are through in half the time."""
-    from transformers import AutoModelForCausalLM
-
-    write_base(folder)
     few = {"num_hidden_layers": layers, "layer_types": layers * ["full_attention"]}
     AutoModelForCausalLM.from_pretrained(folder, **few).save_pretrained(folder)
     return folder
@@ -67,7 +62,7 @@ def write_wrapper(base: Path, folder: Path, model_type: str) -> Path:
 
     config = WRAPPERS[model_type]
     text = config["text_config"] | _sizes(base)
-    text |= {"layer_types": 2 * text["layer_types"]} if "layer_types" in text else {}
+    text |= {"layer_types": (2 * text["layer_types"])[: text["num_hidden_layers"]]} if "layer_types" in text else {}
     text |= {key: text["vocab_size"] for key in text if key.startswith("vocab_size")}
     built = AutoConfig.for_model(model_type, **deepcopy(config | {"text_config": text}))
     return _written(base, folder, AutoModelForImageTextToText, built)

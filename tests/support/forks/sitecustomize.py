@@ -83,6 +83,8 @@ def begin():
     address, argv = os.environ.get(ADDRESS), sys.orig_argv
     if not address or sys.stdout.encoding != "utf-8" or os.isatty(0):
         return
+    if "PYTHONBREAKPOINT" in os.environ:  # a debugger's threads are not there in a fork
+        return
     if os.path.basename("".join(argv[1:2])) == "fab":
         stand_for(f"{address}-fab", argv[1], argv[2:])
     elif argv[1:2] == ["-m"] and argv[2] in FAB:

@@ -46,7 +46,7 @@ def _pairs():
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
-    tiny_adapter.write_short(folder / "tiny")
+    tiny_adapter.write_base(folder / "tiny")
     return folder
 
 

@@ -49,7 +49,7 @@ def house(tmp_path_factory):
     """models/tiny in fp32, so that whoever loads it computes as the run did."""
     folder = tmp_path_factory.mktemp("house")
     (folder / "models").mkdir()
-    tiny_adapter.write_short(folder / "half")
+    tiny_adapter.write_base(folder / "half")
     AutoModelForCausalLM.from_pretrained(folder / "half", dtype=torch.float32).save_pretrained(folder / "models/tiny")
     AutoTokenizer.from_pretrained(folder / "half").save_pretrained(folder / "models/tiny")
     return folder

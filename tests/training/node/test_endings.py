@@ -51,7 +51,7 @@ SAVING = BASE | {"steps": "17", "save_every": "3", "global_batch": "4", "strateg
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
     (folder / "models").mkdir()
-    tiny_adapter.write_short(folder / "models" / "tiny")
+    tiny_adapter.write_base(folder / "models" / "tiny")
     return folder
 
 

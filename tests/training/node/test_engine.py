@@ -63,7 +63,7 @@ def house(tmp_path_factory):
     """A folder with models/tiny (barely trained) and runs/."""
     folder = tmp_path_factory.mktemp("house")
     (folder / "models").mkdir()
-    tiny_adapter.write_short(folder / "models" / "tiny")
+    tiny_adapter.write_base(folder / "models" / "tiny")
     return folder
 
 

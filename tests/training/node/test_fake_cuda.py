@@ -83,7 +83,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
-    tiny_adapter.write_short(folder / "models" / "tiny", layers=3)
+    tiny_adapter.write_base(folder / "models" / "tiny", layers=3)
     (folder / "curve").mkdir()
     curve.write_model(folder / "curve")
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}

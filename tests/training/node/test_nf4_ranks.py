@@ -54,7 +54,7 @@ def _samples():
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    tiny_adapter.write_short(folder / "models" / "tiny")
+    tiny_adapter.write_base(folder / "models" / "tiny")
     return folder
 
 

@@ -58,7 +58,7 @@ KINDS = {
     "rows of tokens": ({"lora.trainable_tokens": '["<|im_end|>"]'}, UNTIED),
     "looked at between steps": ({}, {"looks": True}),
     **{each: ({}, {"model": each}) for each in OTHER_TYPES},
-    "fp16 that overflows": ({"dtype": "float16"}, {"loss_scale": 2.0**24, "steps": 6}),
+    "fp16 that overflows": ({"dtype": "float16"}, {"loss_scale": 2.0**22, "steps": 3}),
 }
 """Recipe and case; each to the bit what one process gives."""
 WITHOUT_TYPE = [kind for kind in KINDS if kind not in OTHER_TYPES]

@@ -208,9 +208,9 @@ def test_no_more_than_two_files_worth_of_memory_is_used(tmp_path: Path):
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     base.mkdir()
     adapter.mkdir()
-    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(96)]
+    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(64)]
     weight_map, pairs = {}, {}
-    for shard in range(6):
+    for shard in range(4):
         inside = names[shard * 16 : shard * 16 + 16]
         save_file({name: torch.randn(1024, 1024).bfloat16() for name in inside}, base / f"model-{shard}.safetensors")
         weight_map |= dict.fromkeys(inside, f"model-{shard}.safetensors")
@@ -227,5 +227,5 @@ def test_no_more_than_two_files_worth_of_memory_is_used(tmp_path: Path):
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=place, env=frees_at_once)
     shard_bytes = (base / "model-0.safetensors").stat().st_size
     assert shard_bytes >= 16 * 1024 * 1024 * 2
-    print(f"peak {int(done.stdout) / 2**20:.0f} MiB more, one file {shard_bytes / 2**20:.0f} MiB of 192")
+    print(f"peak {int(done.stdout) / 2**20:.0f} MiB more, one file {shard_bytes / 2**20:.0f} MiB of 128")
     assert int(done.stdout) < 2 * shard_bytes

@@ -24,7 +24,7 @@ PROMPTS = ["What does shutil.rmtree do?", "What does os.walk do? 你好"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_adapter.write_base(tmp_path_factory.mktemp("pipeline") / "base")
+    return tiny_adapter.write_base(tmp_path_factory.mktemp("pipeline") / "base", layers=4)
 
 
 def over_ranks(world: int, run: Path, model: Path, adapter: Path | None, sampling: Sampling) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import programs
 from tests.support.dap import Dap
 from tests.support.supervised import status_of
 from tests.support.waiting import until
@@ -170,7 +171,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.torch
 def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_finish(home: Path):
     (home / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "HOME": str(home), "PYTHONUNBUFFERED": "1"}
     argv = [sys.executable, "-m", "fabric", "train", "--model", "tiny", "--here", "--steps", "3", "--debug-rank", "1"]
     argv += ["--profile", "2-3", "--set", "optimizer.warmup_steps=1"]
     fab = subprocess.Popen(argv, cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
