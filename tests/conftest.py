@@ -105,12 +105,13 @@ def takes_long(path):
     return place(path) in LONGEST_FIRST or "import subprocess" in path.read_text(encoding="utf-8")
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    gc.disable()  # what is imported stays
-
-
-def pytest_collection_finish():
-    gc.enable()
+    gc.disable()  # what is imported stays: looking for what does not takes each worker a second
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

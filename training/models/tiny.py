@@ -93,7 +93,6 @@ def write_data(path: Path, goal: str = "sft") -> int:
     return len(records)
 
 
-@cache
 def tokenizer() -> Any:
     """The tokenizer that `write_model` gives the base model, as it is read from there: the class of the model's type
     splits words its own way. Needs no torch."""
