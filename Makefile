@@ -15,7 +15,7 @@ TEST_PACKAGES := chromium g++ pdsh fdisk xfsprogs cloud-guest-utils
 # A file is one worker's; the longest begin first (tests/conftest.py), where xdist would take those with the most tests.
 IN_PARALLEL := --dist loadfile --no-loadscope-reorder
 
-# What is compiled of our modules is kept: tests start some thousand programs.
+# Python keeps the bytecode of our modules: tests start some thousand programs.
 unexport PYTHONDONTWRITEBYTECODE
 
 # torch, oneDNN and MKL each read a switch of their own when they are loaded.
@@ -35,8 +35,8 @@ test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 4 -m "not proof"
 
-# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts, make
-# gpu on an imitated card.
+# What make test leaves out: every model type, every fault at every call, every pair of strategies, parity with TRL, slow
+# links, four hosts, make gpu on an imitated card; and the whole of tests/stories/test_cycle.py.
 proof: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 proof: system $(VENV)/tests arithmetic
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "proof or cycle"

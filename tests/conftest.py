@@ -16,8 +16,8 @@ from tests.support.skips import GPU, ON_CI
 # Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
 # works. Set before anything imports torch; ranks get their own number from the launch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Nothing here is compiled by torch, and getting ready to takes each process a second: bitsandbytes asks for it, and on
-# imitated cards has its kernels for CPUs compiled.
+# No test compiles with torch. Without this bitsandbytes loads the compiler, which takes each process a second, and on
+# imitated cards compiles its kernels for CPUs.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # Where no terminal is what is printed is wide, unless this says otherwise: as it does in xdist's workers.
 os.environ.pop("COLUMNS", None)
@@ -75,11 +75,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.option.markexpr != "gpu":  # tests of what is computed without a card, on a machine with one too
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if sys.platform == "linux" and not hasattr(config, "workerinput") and not config.getoption("quick"):
         for server in programs.serve():
             config.add_cleanup(server.stdin.close)
-    if config.option.markexpr != "gpu":  # tests of what is computed without a card, on a machine with one too
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if config.getoption("quick"):
         config.option.markexpr = "not torch and not localcloud and not gpu"
         # as if the [train] extra were not there: collecting alone would import torch for many seconds in each worker

@@ -1,6 +1,7 @@
 """Programs that are forked from a server (tests/support/forks/) end as programs of their own do."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support import forked_rank, programs
 from tests.support.checkout import Checkout
-from tests.support.forks.sitecustomize import number
+from tests.support.forks.sitecustomize import ADDRESS
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.torch
@@ -27,11 +28,17 @@ def test_a_rank_ends_with_its_code_and_all_that_it_printed(tmp_path, end, code):
     assert [output.splitlines()[0] for output in outputs] == ["a b 0", "a b 1"]
 
 
-def test_a_program_whose_server_is_gone_did_not_end_well():
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    with ours, pytest.raises(ConnectionError):
-        number(ours)
+def test_a_program_whose_server_is_gone_did_not_end_well_and_is_not_run_again():
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name := f"\0spotune-tests-{os.getpid()}-gone")
+        server.listen()
+        environment = os.environ | {ADDRESS: name[1:]}
+        argv = [sys.executable, "-m", "training.node.outline", "--help"]
+        program = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        asked, _ = server.accept()
+        asked.recv(8)
+        asked.close()
+        assert (program.communicate(timeout=120)[0], program.returncode) == ("", os.EX_SOFTWARE)
 
 
 def start(*words, folder=ROOT):

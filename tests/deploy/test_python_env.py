@@ -230,7 +230,7 @@ def test_head_and_workers_take_a_restored_environment_only_with_its_interpreter(
 
 
 def test_a_wheel_with_another_hash_is_refused(built: Ground) -> None:
-    wheel(Path(built.at.wheelhouse), "other", "1.0", {"other/__init__.py": "evil = True"})
+    wheel(Path(built.at.wheelhouse), "other", "1.0", {"other.py": ""})
     refused = Ground(built.at, f"{built.lock}other==1.0 \\\n    --hash=sha256:{'1' * 64}\n")
     refused.fill(refused.wanted())
     with pytest.raises(AssertionError, match=r"(?i)hash"):

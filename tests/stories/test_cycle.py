@@ -148,8 +148,7 @@ def test_a_run_nobody_disturbs(rented, story, flags):
 def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story, flags):
     run = story["run"] = DisturbedRun(rented, *flags)
     run.hold_beyond(2 * SAVE_EVERY)
-    reclaimed = rented.fab("local.reclaim", "te2", "--notice", "300")
-    assert reclaimed.returncode == 0, reclaimed.stdout
+    rented.reclaim("te2")
     until(lambda: run.status()["reason"], "the head knows of it", 25)
     run.go_on()
 

@@ -178,6 +178,14 @@ class LocalCluster:
         with self.at_home():
             served.cut(Places.of(self.name), name)
 
+    def reclaim(self, name):
+        """As `fab local.reclaim`, at once: what stands still meanwhile may do so for a short time alone."""
+        from inventory.localcloud import control
+        from inventory.localcloud.places import Places
+
+        with self.at_home():
+            control.reclaim(Places.of(self.name), name, 300.0)
+
     def leave(self):
         """Nothing of it stays on this machine, whatever state it is in."""
         self.changed()
@@ -229,7 +237,7 @@ def run_id_in(output):
 
 
 RANKS = "[p]ython -u -m training.node.finetune"
-"""How their command lines look; the shell that looks for it has another."""
+"""For `pkill -f`; the shell that runs that is not matched."""
 
 
 class DisturbedRun:
@@ -250,8 +258,8 @@ class DisturbedRun:
         until(lambda: self.steps() > step, f"step {step} of {self.run_id}", 120)
 
     def hold_beyond(self, step, timeout_s=120):
-        """Has the head's ranks stand still as soon as the run is beyond a step, so that it does not end meanwhile: for
-        half a minute, then ranks miss each other. `go_on` ends it."""
+        """Stops the head's ranks once the run is beyond a step, so that it does not end first. `go_on` has to follow
+        within 30 s: then the other ranks take them for lost."""
         beyond = f"[ $(cat {self.folder}/metrics.jsonl 2>/dev/null | wc -l) -gt {step} ]"
         look = f"until {beyond}; do sleep 0.05; done; pkill -STOP -f '{RANKS}'"
         self.local.on("te1", f"timeout {timeout_s} sh -c {shlex.quote(look)}", timeout=timeout_s + 10)

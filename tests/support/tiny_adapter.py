@@ -9,8 +9,8 @@ from typing import Any
 
 
 def write_base(folder: Path, layers: int = 2) -> Path:
-    """The built-in model, hardly trained: bf16, tied embeddings, one file; of its four layers the first ones, which
-    ranks are through in half the time."""
+    """The built-in model, hardly trained: bf16, tied embeddings, one file. Of its four layers it has the first ones:
+    ranks compute two in half the time."""
     from transformers import AutoModelForCausalLM
 
     from training.models import tiny

@@ -54,13 +54,22 @@ def number(connection):
 
 
 def stand_for(address, program, words):
+    import contextlib
     import signal
 
+    def pass_on(each, _):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, each)
+
     environment = os.environ | ({"PYTHONUNBUFFERED": "1"} if "-u" in sys.orig_argv else {})
-    pid, connection = ask(address, program, words, [0, 1, 2], environment)
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(each, lambda each, _: os.kill(pid, each))
-    code = os.waitstatus_to_exitcode(number(connection))
+    try:
+        pid, connection = ask(address, program, words, [0, 1, 2], environment)
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(each, pass_on)
+        code = os.waitstatus_to_exitcode(number(connection))
+    except ConnectionError as error:  # Python would go on, and run the program a second time
+        print(error, file=sys.stderr, flush=True)
+        os._exit(os.EX_SOFTWARE)
     if code < 0:
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

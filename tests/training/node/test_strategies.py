@@ -461,7 +461,9 @@ def _by_transformers(house):
 @pytest.mark.parametrize(
     "parity", [1, pytest.param(2, marks=pytest.mark.proof), pytest.param(4, marks=pytest.mark.proof)]
 )
-def test_the_first_twenty_losses_are_those_of_transformers_trainer_with_peft(request, house, parity):
+def test_the_first_twenty_losses_are_those_of_transformers_trainer_with_peft(request, house, on_one, parity):
     theirs = _by_transformers(house)
+    ours = on_one["parity"]["losses"]
     assert theirs[19] != pytest.approx(theirs[0], rel=1e-2), "twenty steps change something"
-    assert request.getfixturevalue(GROUPS[parity])["parity"]["losses"] == pytest.approx(theirs, rel=1e-4)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert request.getfixturevalue(GROUPS[parity])["parity"]["losses"] == pytest.approx(ours, rel=5e-6)
