@@ -82,7 +82,8 @@ def test_a_stop_lets_the_ranks_save_and_leave_at_their_own_pace(start):
 def test_a_run_far_from_its_plan_says_so_in_its_status_while_it_goes(start):
     run_dir, supervisor = start("is_slower_than_planned")
     wait_for_output(run_dir, 0, "slow 0")
-    until(lambda: (run_dir / "status.json").exists() and status_of(run_dir).planned_step_s)
+    until(lambda: (run_dir / "status.json").exists() and status_of(run_dir).state == "running", "both ranks run")
+    until(lambda: status_of(run_dir).planned_step_s)
     status = status_of(run_dir)
     assert (status.state, status.planned_step_s, status.measured_step_s) == ("running", 10.0, 14.5)
     assert [t.event for t in parse_rows((run_dir / EVENTS).read_text()) if isinstance(t.event, OffPlan)]
