@@ -55,9 +55,8 @@ LONGEST_FIRST = (
 
 PROOF_FILES = ("stories/test_cluster.py", "gpu/test_rehearsal.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
 """Four hosts, `make gpu` on the imitated card, parity with TRL, slow links: `make proof` alone runs them."""
-TYPE_FILES = ("proof/test_types_zero3.py",)
-"""Of these `make test` runs the representatives of the model types."""
 REPRESENTATIVES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "ministral3")
+"""Of the model types of a test marked so: what `make test` runs, and `make proof` the others."""
 DRILL_FILES = ("proof/test_drill_faults.py", "proof/test_drill_kept.py", "proof/test_drill_rebuild.py")
 """Of these `make test` runs one case in TENTH, always the same, and `make proof` the others and the pages."""
 TENTH = 10
@@ -126,8 +125,8 @@ def pytest_collection_modifyitems(items):
 
 def is_proof(item):
     file, parameters = place(item.path), item.callspec.params if hasattr(item, "callspec") else {}
-    if file in TYPE_FILES:
-        return parameters.get("kind", "llama") not in REPRESENTATIVES
+    if item.get_closest_marker("representatives"):
+        return parameters["kind"] not in REPRESENTATIVES
     if file in DRILL_FILES:
         return "kind" not in parameters or crc32(item.name.encode()) % TENTH != 0
     return file in PROOF_FILES

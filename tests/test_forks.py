@@ -12,14 +12,17 @@ import pytest
 
 from tests.support import forked_rank, programs
 from tests.support.checkout import Checkout
-from tests.support.forks.sitecustomize import ADDRESS
+from tests.support.forks.sitecustomize import ADDRESS, PROGRAMS
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("1 / 0", 1), ("raise KeyboardInterrupt", -2)],
+)
 def test_a_rank_ends_with_its_code_and_all_that_it_printed(tmp_path, end, code):
     program = tmp_path / "program.py"
     program.write_text(f"import os, sys\nprint(*sys.argv[1:], os.environ['RANK'], flush=True)\n{end}\n")
@@ -98,3 +101,14 @@ def test_a_module_that_is_another_than_the_checkouts_is_run_as_it_is(tmp_path):
     with start("training.node.outline", folder=tmp_path) as program:
         _, error = program.communicate(timeout=120)
     assert error == "another\n"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_what_is_forked_also_starts_by_itself_and_imports_what_it_needs(name):
+    """A fork has every import of its server, in the server's order."""
+    environment = {key: value for key, value in os.environ.items() if key != ADDRESS} | {"DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", name, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "usage: " in done.stdout, done.stderr

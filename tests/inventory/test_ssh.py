@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, LoginError, SshError, as
 from inventory.ssh_program import ssh_argv
 from tests.support import ssh_server
 from tests.support.ssh_server import SshServer, key_pair
-from tests.support.waiting import until
+from tests.support.waiting import as_soon_as, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +78,7 @@ def test_a_node_that_does_not_answer_is_given_up(node, server, silent):
 
 def test_a_connection_that_breaks_in_the_middle_is_a_sentence(node, server):
     with connect(node) as connection:
-        threading.Timer(0.5, server.transports[0].close).start()
+        as_soon_as(lambda: server.programs, server.transports[0].close)
         with pytest.raises(SshError, match=r"127.0.0.1: `sleep 3600`: the connection broke"):
             run(connection, "sleep 3600", timeout_s=10)
 

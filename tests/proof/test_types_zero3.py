@@ -109,6 +109,7 @@ def test_a_difference_is_of_the_tensor_that_differs_most():
     assert apart(right, right | {"b": torch.zeros(100)}) == float("inf"), "without a gradient nothing is shown"
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero3_learns_what_one_plain_rank_does(kind, kinds, of_group):
     on_one, on_two = of_group(kinds.index(kind) % GROUPS)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -50,7 +49,7 @@ from snapshots.rebuild import Rebuilding, planned
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG
 from tests.support.paper_cluster import SMALL, PaperCluster
 from tests.support.ssh_server import SshServer
-from tests.support.waiting import until
+from tests.support.waiting import as_soon_as, until
 
 INSIDE = Contents("demo", environment="e" * 64, run="tiny-20261121-101500", step=8, written_gib=2.0, filesystem="ext4")
 
@@ -210,7 +209,7 @@ def test_a_disk_is_not_frozen_while_the_cloud_is_not_ready(cluster):
             yield rest
         times.append(time.monotonic() - began)
 
-    threading.Timer(0.5, lambda: hurry(cluster)).start()
+    as_soon_as(lambda: len(cluster.calls("CreateSnapshot")) > 2, lambda: hurry(cluster))
     second, _ = create_with(timed, cluster, "n2")
     assert second != first and len(all_of(cluster)) == 2
     assert len(cluster.calls("CreateSnapshot")) > 2  # refused, thawed, asked again

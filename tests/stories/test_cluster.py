@@ -216,13 +216,13 @@ def test_tensorboard_answers_through_the_tunnel_and_leaves_nothing_behind(cluste
         with direct.open(address, timeout=20) as answer:
             assert answer.status == 200
         tags = f"{address}data/plugin/scalars/tags"
-        until(lambda: "loss" in direct.open(tags, timeout=20).read().decode(), "its curves", 30)
+        until(lambda: "loss" in direct.open(tags, timeout=20).read().decode(), "its curves")
         assert left_running(cluster) != []
         shown.send_signal(signal.SIGINT)
-        shown.communicate(timeout=20)
+        shown.communicate(timeout=120)
     finally:
         shown.kill()
-    until(lambda: left_running(cluster) == [], "no TensorBoard left", 20)
+    until(lambda: left_running(cluster) == [], "no TensorBoard left")
 
 
 def test_a_finished_run_is_not_run_again(cluster, trained):
@@ -319,7 +319,7 @@ def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(di
     try:
         disturbed.wait_until_stepping()
         local.cut("te1")
-        said, _ = following.communicate(timeout=60)
+        said, _ = following.communicate(timeout=180)
     finally:
         local.happens("heal", "te1")
         following.kill()
@@ -327,7 +327,7 @@ def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(di
     assert "te1 has not answered" in said
     assert f"fab logs --follow --run {disturbed.run_id}" in said
     for name in NAMES[1:]:
-        until(lambda name=name: not disturbed.ranks_on(name), f"no rank on {name}", 60)
+        until(lambda name=name: not disturbed.ranks_on(name), f"no rank on {name}")
     assert "head" in disturbed.wait_until_failed(within_s=60)["reason"]
 
 
@@ -343,7 +343,8 @@ def test_a_full_disk_is_named_before_any_step(disturbed):
     finally:
         disturbed.local.on("te1", "rm -f /data/ballast")
     assert re.search(r"disk is full|B are available|No space left", status["reason"])
-    assert before.startswith(disturbed.local.on("te1", steps).strip())
+    after = disturbed.local.on("te1", steps).strip()
+    assert after and before.startswith(after)
 
 
 def test_after_all_that_and_on_another_stage_the_losses_are_those_of_the_undisturbed_run(disturbed, trained, cluster):
@@ -380,7 +381,7 @@ def test_ctrl_c_leaves_the_terminal_and_not_the_run(cluster, trained):
         while "step " not in said:
             said += following.stdout.readline()
         following.send_signal(signal.SIGINT)
-        rest, _ = following.communicate(timeout=30)
+        rest, _ = following.communicate(timeout=120)
     finally:
         following.kill()
     run_id = run_id_in(said)

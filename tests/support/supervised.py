@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.forks.sitecustomize import ADDRESS
 from tests.support.waiting import until
 from training.laptop.new_run import launch_files
 from training.node.supervision.end_processes import processes_of
@@ -117,7 +118,8 @@ rank = int(os.environ['RANK'])
 
 @contextmanager
 def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[bytes]]]]:
-    """Start a supervisor of two ranks that run one of PROGRAMS."""
+    """Start a supervisor of two ranks that run one of PROGRAMS; its launcher is forked unless `forked` is False, as
+    where processes of the run are to be found and ended."""
     started: list[subprocess.Popen[bytes]] = []
     run_dir = tmp_path / "tiny-20260101-000000"
 
@@ -127,6 +129,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
         stop_grace_s: int = 20,
         hosts: tuple[Host, ...] = LOCALHOST,
         here: bool = True,
+        forked: bool = True,
         data_disk: str = "",
         models: str = "",
         deploy: str = "",
@@ -155,7 +158,9 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
         before(run_dir)
         notices = ["--notices", str(tmp_path / "notices")]
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run_dir), *notices], cwd=run_dir
+            [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run_dir), *notices],
+            cwd=run_dir,
+            env={name: value for name, value in os.environ.items() if forked or name != ADDRESS},
         )
         started.append(supervisor)
         return run_dir, supervisor

@@ -1,6 +1,7 @@
 """The one place where tests wait: for a condition, never for a time."""
 
 import os
+import threading
 import time
 
 FIRST_S, LONGEST_S = 0.02, 0.5
@@ -20,3 +21,10 @@ def until(condition, what="it", patience_s=60):
         time.sleep(pause_s)
         pause_s = min(1.3 * pause_s, LONGEST_S)
     return found
+
+
+def as_soon_as(condition, act):
+    """Has a thread call `act` as soon as `condition` is true, while the caller waits for what follows from it."""
+    thread = threading.Thread(target=lambda: until(condition) and act(), daemon=True)
+    thread.start()
+    return thread

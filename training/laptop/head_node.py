@@ -214,10 +214,11 @@ class HereHead:
                 start_new_session=True,
             )
         # the status says who the supervisor is: without one a look would take the run for lost
-        deadline = time.monotonic() + ANSWER_S
+        deadline, over = time.monotonic() + ANSWER_S, False
         while _which(folder / STATUS) == before:
-            if supervisor.poll() is not None or time.monotonic() > deadline:
+            if over:
                 raise HeadError(NOT_STARTED.format(folder=folder))
+            over = supervisor.poll() is not None or time.monotonic() > deadline  # its status is looked for once more
             time.sleep(0.02)
 
     def talk(self, command: str) -> Program:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
 from tests.support.paper_cluster import FAST, ROOT, SMALL, PaperCluster
-from tests.support.waiting import until
+from tests.support.waiting import as_soon_as, until
 
 READS = ("Describe", "List")
 FIRST_TIME = ("CreateVpc", "CreateSecurityGroup", "AuthorizeSecurityGroup", "ImportKeyPair", "CreateVSwitch")
@@ -143,8 +142,8 @@ def test_machines_that_are_listed_late_are_not_bought_twice_by_the_next_call(clu
         cluster.up(2)
     (intent,) = Intents(cluster.places.intents).pending().values()
     assert set(intent.ids) == set(cluster.api.cloud.account.instances)
-    listed = threading.Timer(0.2, cluster.api.hurry, [61])
-    listed.start()
+    looks = len(cluster.calls("DescribeInstances"))
+    listed = as_soon_as(lambda: len(cluster.calls("DescribeInstances")) > looks + 1, lambda: cluster.api.hurry(61))
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
     plan = plan_up(patient, cluster.settings, RentalWish(2, 4))
     assert plan.numbers == (), "they are looked for first"
@@ -226,26 +225,41 @@ def test_ctrl_c_is_one_sentence_and_the_next_command_ends_right(cluster):
     is_whole(cluster, 1)
 
 
+KILLED = """
+import os, signal, sys
+from inventory.aliyun_ecs.client import Ecs
+from inventory.renting import machines
+from inventory.renting.plan import RentalWish, plan_up
+from inventory.settings import load_settings
+
+left, original = int(sys.argv[1]), Ecs.once
+
+def moment():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def once(*asked, **more):
+    moment()
+    answer = original(*asked, **more)
+    moment()
+    return answer
+
+Ecs.once, machines.reached = once, lambda *_: None
+settings = load_settings()
+cloud = Ecs.open(settings)
+machines.apply_plan(cloud, settings, plan_up(cloud, settings, RentalWish(2, 4)), print)
+"""
+"""An order of two machines that is killed after so many moments: each call has two of some 80, before it
+and after its answer."""
+
+
 def test_killed_at_any_moment_the_next_up_ends_right(cluster):
-    code = (
-        "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
-        "from inventory.aliyun_ecs.client import Ecs; from inventory.renting import machines\n"
-        "from inventory.renting.plan import RentalWish, plan_up\n"
-        "machines.reached = lambda *_: None\n"
-        "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"
-        "plan = plan_up(cloud, settings, RentalWish(2, 4))\n"
-        "machines.apply_plan(cloud, settings, plan, print)\n"
-    )
     env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml), "PYTHONPATH": str(ROOT)}
-    cluster.up(2)
-    calls = len(cluster.api.calls)
-    nothing_left(cluster)
-    for part in (0.2, 0.4, 0.6, 0.8):
-        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=-1) as process:
-            assert process.stdout.readline() == b"go\n"
-            last = len(cluster.api.calls) + round(part * calls)
-            until(lambda: len(cluster.api.calls) >= last or process.poll() is not None, f"call {last}")  # noqa: B023
-            process.kill()
+    for moments in (16, 32, 48, 64):
+        words = [sys.executable, "-c", KILLED, str(moments)]
+        assert subprocess.run(words, cwd=ROOT, env=env, stdout=subprocess.DEVNULL).returncode == -signal.SIGKILL
         cluster.up(2)
         is_whole(cluster, 2)
         nothing_left(cluster)

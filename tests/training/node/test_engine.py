@@ -292,6 +292,6 @@ def test_a_killed_rank_ends_the_run_on_the_other_machine_within_seconds(house):
         subprocess.check_output(["pgrep", "-P", str(started[1].pid), "-f", "training.node.finetune"]).split()[0]
     )
     os.kill(victim, signal.SIGKILL)
-    codes, outputs = _finish(started, timeout_s=60)
+    codes, outputs = _finish(started)
     assert codes[0] == PEER_LOST, outputs
     assert "lost contact with another rank" in (run / "logs" / "failure-rank-0.txt").read_text()

@@ -108,6 +108,7 @@ def trained(base, recipe, folder):
     return Trained(small, loss.detach(), {name: p.grad for name, p in mine.items()})
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixture_in_four_bits_computes_and_learns_what_its_weights_do_unpacked(kind, folder_of):
     """With layers that are computed again, and with layers that keep what they need."""
@@ -125,6 +126,7 @@ def test_a_mixture_in_four_bits_computes_and_learns_what_its_weights_do_unpacked
         assert any(gradient.any() for gradient in four.gradients.values())
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_forward_is_to_the_bit_that_of_the_weights_rounded_once(kind, dtype, folder_of):

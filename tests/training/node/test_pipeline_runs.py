@@ -164,7 +164,7 @@ def test_a_rank_that_falls_silent_in_mid_step_is_named_and_its_neighbours_do_not
     try:
         until(lambda: _under_way(run), patience_s=120)
         started[1].send_signal(signal.SIGSTOP)
-        said = [started[rank].communicate(timeout=60)[0] for rank in (0, 2)]
+        said = [started[rank].communicate(timeout=180)[0] for rank in (0, 2)]
     finally:
         for process in started:
             process.kill()
@@ -174,10 +174,12 @@ def test_a_rank_that_falls_silent_in_mid_step_is_named_and_its_neighbours_do_not
 
 def test_a_rank_killed_in_mid_step_is_named_within_seconds_and_no_orphan_is_left(house, tmp_path):
     with supervisors(tmp_path) as start:
-        run, supervisor = start("trains", models=str(house / "models"), before=lambda run: _fill(run, ENDLESS))
+        run, supervisor = start(
+            "trains", forked=False, models=str(house / "models"), before=lambda run: _fill(run, ENDLESS)
+        )
         until(lambda: _under_way(run), patience_s=120)
         os.kill(pid_of_rank(run, 1), signal.SIGKILL)
-        assert supervisor.wait(60) == 1
+        assert supervisor.wait(180) == 1
         status = status_of(run)
         assert (status.state, status.failed_rank, status.cause) == ("failed", 1, Cause("killed", signal=9))
         assert processes_of(str(run)) == []

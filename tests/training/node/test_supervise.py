@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ import pytest
 
 from tests.support.checkpoints import with_checkpoint
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for_output
-from tests.support.waiting import until
+from tests.support.waiting import as_soon_as, until
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import supervise
 from training.node.supervision.end_processes import processes_of
@@ -56,7 +55,7 @@ def test_ranks_that_all_end_well_make_a_finished_run(start):
 
 
 def test_a_killed_rank_is_named_within_seconds_and_nothing_is_left(start):
-    run_dir, supervisor = start("waits")
+    run_dir, supervisor = start("waits", forked=False)
     wait_for_output(run_dir, 1, "waiting 1")
     wait_for_output(run_dir, 0, "waiting 0")
     os.kill(pid_of_rank(run_dir, 1), signal.SIGKILL)
@@ -103,7 +102,7 @@ def test_a_stop_waits_as_long_as_the_steps_so_far_ask_for_whatever_was_planned(s
 
 
 def test_ranks_that_ignore_a_stop_are_ended_after_the_grace(start):
-    run_dir, supervisor = start("is_deaf", stop_grace_s=4)
+    run_dir, supervisor = start("is_deaf", stop_grace_s=4, forked=False)
     wait_for_output(run_dir, 1, "deaf")
     supervisor.terminate()
     until(lambda: status_of(run_dir).reason == "stopping: saving a checkpoint")
@@ -436,7 +435,8 @@ def fill_inodes(disk: Path) -> None:
 
 def test_without_an_inode_the_ranks_are_asked_to_stop_and_the_last_status_is_written(small_disk, monkeypatch):
     supervisor = a_run_here(small_disk / RUN, monkeypatch, f"until [ -e {small_disk / RUN}/stop ]; do sleep 0.1; done")
-    threading.Timer(0.5, lambda: fill_inodes(small_disk) or supervisor.request_stop()).start()
+    launched = supervisor.run_dir / "logs" / "launcher.log"
+    as_soon_as(launched.exists, lambda: fill_inodes(small_disk) or supervisor.request_stop())
     assert supervisor.main() == 0
     assert (status_of(supervisor.run_dir).state, status_of(supervisor.run_dir).cause.kind) == ("stopped", "asked")
 

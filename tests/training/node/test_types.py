@@ -83,6 +83,7 @@ def _small(kind, **changes):
     return architecture.build(config_of(kind, **changes))
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("kind", sorted(TRIED))
 def test_every_type_is_read_back_as_it_was_saved_and_weights_that_are_not_its_own_are_refused(kind, tmp_path):
     _small(kind).save_pretrained(tmp_path)
