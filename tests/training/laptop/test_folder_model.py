@@ -369,7 +369,7 @@ KINDS = {
     "qwen3": {},
     "qwen3_moe": EXPERTS,
     "gpt_oss": {"sliding_window": 16, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_5_text": LINEAR | {"layer_types": 2 * LINEAR["layer_types"]},
+    "qwen3_5_text": LINEAR,
 }
 OFTEN = ("qwen3", "gpt_oss", "gemma3")
 SEEING = ("gemma3",)
