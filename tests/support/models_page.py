@@ -10,7 +10,7 @@ from pathlib import Path
 from training.cost.pipeline import SPLITTABLE
 from training.cost.shape import added_outlines, known_shape
 from training.models.names import load_recipe, recipe_names
-from training.models.types import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, READ_AS_EXPERTS, UNTRAINABLE, WRAPPERS
+from training.recipe.model_types import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, READ_AS_EXPERTS, UNTRAINABLE, WRAPPERS
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")

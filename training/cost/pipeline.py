@@ -6,7 +6,6 @@ How the layers are shared out says training/cost/schedule.py, how long a step ta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from training.cost.memory import (
@@ -25,7 +24,7 @@ from training.cost.memory import (
 from training.cost.schedule import Split, StageTime, even, first_so_many, step_seconds
 from training.cost.shape import EMBEDDING, HEAD, attention_flops
 from training.cost.zero import SUMMED, MicroBatch, Timing, Zero0, part_misfit, unpacking_s
-from training.data.order import micro_steps
+from training.recipe.strategy_rules import micro_steps
 from training.recipe.tables import NF4
 
 if TYPE_CHECKING:
@@ -111,11 +110,6 @@ class PipelineCost(Zero0):
         wire_s = (1 + recipe.reference_passes) * count * message_s + sum_s
         return Timing(compute_s, wire_s, received, passed_s + sum_s)
 
-    def needs(self, recipe: Recipe, gpu: bool) -> str:
-        if recipe.tuning == "full":
-            return f"strategy {recipe.strategy} trains adapters; tuning = full needs one of zero0 to zero3"
-        return super().needs(recipe, gpu) or _contradiction(recipe)
-
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         if shape.kind and shape.kind not in SPLITTABLE:
             return f"a {shape.kind} model cannot lie in stages; possible: {', '.join(SPLITTABLE)}"
@@ -157,23 +151,6 @@ def misfit(recipe: Recipe, layers: int, tied: bool, ranks: int) -> str:
         if again > has:
             return f"pipeline.checkpointed: {again} layers of stage {stage}, which has {has}"
     return _trained_at_both_ends(recipe) if tied and stages > 1 else ""
-
-
-def _contradiction(recipe: Recipe) -> str:
-    """Of the table with itself."""
-    table = recipe.pipeline
-    counts = {f"pipeline.{key}": len(values) for key, values in table if key != "stages" and values}
-    counts |= {"pipeline.stages": table.stages} if table.stages else {}
-    if len(set(counts.values())) > 1:
-        said = " and ".join(f"{key} of {count} stages" for key, count in counts.items())
-        return f"{said} speak of different pipelines: each needs a number a stage"
-    for stage, (before, after) in enumerate(pairwise(table.held)):
-        if after > before:  # a stage would wait for a gradient that the next gives only after one activation more
-            return (
-                f"pipeline.held: stage {stage} holds {before} and the next one {after}: they would wait for each "
-                "other; no stage may hold more than the one before it"
-            )
-    return ""
 
 
 def _trained_at_both_ends(recipe: Recipe) -> str:

@@ -2,7 +2,7 @@
 training/node/strategies/.
 
 A strategy is added here, in `training.node.strategies.registry` and in the recipe's `strategy`; a test holds the three
-together.
+together. What it asks of a recipe's other keys is in training/recipe/strategy_rules.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.recipe.recipe import Recipe
 
 
-__all__ = ["BUCKET", "SIMPLEST", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
+__all__ = ["BUCKET", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
 
 ZERO3 = Zero3Cost()
 STRATEGIES: dict[str, Zero0] = {
@@ -26,7 +26,6 @@ STRATEGIES: dict[str, Zero0] = {
     "zero3": ZERO3,
     "pipeline": PipelineCost(),
 }
-SIMPLEST = "zero0"
 
 
 def cost_of(recipe: Recipe) -> Zero0:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from training.cost.memory import GRADIENT, MOST_UNPACKED, WIDTH, Memory, Shares, packed_weights, rank_memory
 from training.cost.shape import flops_per_token
-from training.data.order import micro_steps
-from training.models.types import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
+from training.recipe.model_types import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
+from training.recipe.strategy_rules import micro_steps
 from training.recipe.tables import NF4
 
 if TYPE_CHECKING:
@@ -145,27 +145,6 @@ class Zero0:
         if recipe.sync_every > 1:
             crossing = (crossing + MOMENTS) / recipe.sync_every
         return Wire(2 * (ranks - 1) / ranks * crossing * shape.facts(recipe).trainable, unhidden=1.0)
-
-    def needs(self, recipe: Recipe, gpu: bool) -> str:
-        """Why the recipe cannot be run with it, on GPUs or without; empty where it can."""
-        if recipe.offload.parameters and recipe.base_precision == NF4:
-            return (
-                "offload.parameters with base_precision nf4: four bits a weight stay on the card; take one of the two"
-            )
-        if recipe.offload.parameters:
-            return f"offload.parameters needs strategy zero3, not {recipe.strategy}"
-        return self.refused_sums(recipe)
-
-    def refused_sums(self, recipe: Recipe) -> str:
-        """Why gradients cannot be summed as the recipe wants it; empty where they can."""
-        if recipe.gradient_sum == "bf16" and self.STAGE:
-            return (
-                f"gradient_sum = bf16 needs strategy zero0 or pipeline: DeepSpeed, under {recipe.strategy}, "
-                "adds up in bf16 too"
-            )
-        if recipe.sync_every > 1 and type(self) is not Zero0:  # nor those made from it: none was tried
-            return f"sync_every = {recipe.sync_every} needs strategy zero0, not {recipe.strategy}"
-        return ""
 
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         """Why this model cannot be trained with it by so many ranks; empty where it can."""
@@ -310,15 +289,6 @@ class Zero3Cost(Zero0):
         times = 1.0 if whole else self.RE_GATHERED + recipe.reference_passes
         crossing = times * WIDTH[recipe.dtype] * shape.parameters + GRADIENT * shape.facts(recipe).trainable
         return Wire(micro_steps * (ranks - 1) / ranks * crossing)
-
-    def needs(self, recipe: Recipe, gpu: bool) -> str:
-        """PEFT 0.21.2 hands the rows of a partitioned embedding around on a GPU alone. A matrix of four bits has scales
-        beside it that are no parameters, and ZeRO-3 would not divide."""
-        if recipe.base_precision == NF4:
-            return f"base_precision nf4 needs strategy zero0, zero1, zero2 or pipeline, not {recipe.strategy}"
-        if recipe.lora.trainable_tokens and not gpu:
-            return "lora.trainable_tokens under zero3 need a GPU; without one take strategy zero2"
-        return self.refused_sums(recipe)
 
     def gathered_elements(self, shape: ModelShape) -> int:
         """Elements that may lie together: a small model whole, else the embedding or two layers, with the next layer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from training.recipe.strategy_rules import micro_steps
+
 
 class Order:
     """Which rows each step consumes: a pure function of (seed, epoch, global row index).
@@ -29,12 +31,6 @@ class Order:
             random.Random(f"{self.seed}/{epoch}").shuffle(self._permutation)
             self._epoch = epoch
         return self._permutation[place]
-
-
-def micro_steps(global_batch: int, replicas: int, micro_batch: int) -> int:
-    """Micro-batches every replica runs in one optimizer step, empty ones included."""
-    most = -(-global_batch // replicas)
-    return -(-most // micro_batch)
 
 
 def micro_batches(batch: Sequence[int], replica: int, replicas: int, micro_batch: int) -> list[list[int]]:

@@ -20,10 +20,10 @@ from training.cost.shape import known_shape
 from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
 from training.models import tiny
+from training.models.derive import MERGED
 from training.models.folder import FOLDER, described, files_of, folder_of, state_of
 from training.models.lock import LOCK, disagreement, read_pins
 from training.models.names import name_of_folder
-from training.recipe.derive import MERGED
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import MODEL_RECORD, MODEL_SUMS, is_run_id, was_made_in
 from training.run.launch import ENV_FOLDER, Launch, LaunchError

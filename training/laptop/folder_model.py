@@ -34,6 +34,7 @@ from training.laptop.hub import (
 )
 from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.starting import turn
+from training.models.derive import Source, new_recipe, uncounted
 from training.models.folder import (
     CURE,
     OUTLINE,
@@ -50,8 +51,7 @@ from training.models.folder import (
     shard_names,
 )
 from training.models.names import base_model_of
-from training.models.types import untrainable
-from training.recipe.derive import Source, new_recipe, uncounted
+from training.recipe.model_types import untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.launch import LaunchError

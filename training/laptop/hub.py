@@ -17,7 +17,7 @@ from training.cost.shape import PlanError
 from training.data.turns import THOUGHT_KEYS, THOUGHT_MARK
 from training.models.folder import shape_of
 from training.models.hub import Hub, hub_at, hub_of
-from training.models.types import ADMITTED, QUANTIZED, stored_in, text_settings, untrainable
+from training.recipe.model_types import ADMITTED, QUANTIZED, stored_in, text_settings, untrainable
 from training.recipe.recipe import RecipeError
 from training.recipe.tables import USUAL
 from training.text.counts import size_text

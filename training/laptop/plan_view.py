@@ -13,12 +13,12 @@ from training.cost.memory import micro_batch_tokens
 from training.laptop import plan_options
 from training.laptop.data_size import Size
 from training.laptop.plan_options import PlanQuestion
-from training.models.types import once_a_sample
 from training.plan import notes
 from training.plan.machines import NETWORK, TAKEN
 from training.plan.notes import SETTING, Rounded, four_bits_faster
 from training.plan.options import Choice, Option, Search, choose
 from training.plan.teaches import enough
+from training.recipe.model_types import once_a_sample
 from training.recipe.reading import with_changes
 from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
 from training.recipe.tables import DPO

@@ -36,12 +36,12 @@ from training.laptop.new_run import plan_text
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.status import show_plan
 from training.models import tiny
+from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.models.lock import LOCK, remember
 from training.models.names import ID, all_listed, has_recipe, is_folder, load_recipe
 from training.plan.facts import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaches import for_rows, short_warmup, shortened
-from training.recipe.derive import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
 from training.run.launch import Launch

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from training.cost.shape import known_shape
+from training.models.derive import Source, new_recipe
 from training.models.folder import FOLDER, own_name, place_of_folder
-from training.recipe.derive import Source, new_recipe
 from training.recipe.reading import parse_recipe, read_recipe, read_toml
 from training.recipe.recipe import Recipe, RecipeError
 

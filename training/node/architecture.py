@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from training.models.types import LIST
+from training.recipe.model_types import LIST
 from training.recipe.recipe import RecipeError
 
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})

@@ -20,13 +20,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
-from training.models.types import CURE, LIST
 from training.node.architecture import SELF_STRETCHING, build, config_of, text_part
 from training.node.cross_entropy import Logits
 from training.node.liger import LARGE
 from training.node.loss import learned_rows
 from training.node.model import LossModel, attention_of, inputs
 from training.node.outline import ACTIVE
+from training.recipe.model_types import CURE, LIST
 from training.recipe.recipe import Recipe, RecipeError
 
 LIMIT = 1e-4

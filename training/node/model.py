@@ -24,7 +24,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer, PretrainedC
 from training.cost.shape import ENDS, ModelFacts, token_ends
 from training.cost.strategies import cost_of
 from training.cost.zero import built_misfit, unread
-from training.models.types import CURE, mixing, never_trained
 from training.node import architecture
 from training.node.architecture import as_peft_takes_them, in_modules, text_layers
 from training.node.attention import SEGMENTS, Segments
@@ -32,6 +31,7 @@ from training.node.cross_entropy import Logits
 from training.node.loss import HeadLoss, fuse
 from training.node.mixers import keep_apart, mixers
 from training.node.outline import active_experts, shape_of
+from training.recipe.model_types import CURE, mixing, never_trained
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import NF4, Lora
 

@@ -10,11 +10,11 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.memory import Memory, kept_checkpoints, with_reserve
 from training.cost.pace import Pace, validation_steps
 from training.cost.strategies import cost_of
-from training.models.types import CURE, mixing, never_trained, types_of
 from training.plan.calibration import Correction
 from training.plan.facts import Facts
 from training.plan.machines import SYSTEM, TIGHT, RankCard
 from training.plan.notes import SETTING, Fewer, Rounded
+from training.recipe.model_types import CURE, mixing, never_trained, types_of
 from training.recipe.recipe import Recipe
 from training.text.counts import many, plain, size_text
 

@@ -15,9 +15,10 @@ from typing import Any
 from training.cost.memory import GIB, Memory, micro_batch_tokens, with_reserve
 from training.cost.pipeline import stages_of
 from training.cost.shape import ModelShape
-from training.cost.strategies import SIMPLEST, STRATEGIES, cost_of
+from training.cost.strategies import cost_of
 from training.recipe.reading import with_changes
-from training.recipe.recipe import LEANEST, LEANEST_WHOLE, Recipe, RecipeError
+from training.recipe.recipe import LEANEST, LEANEST_WHOLE, SIMPLEST, Recipe, RecipeError
+from training.recipe.strategy_rules import needs, refused_sums
 from training.recipe.tables import NF4
 from training.text.counts import size_text
 
@@ -90,7 +91,7 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict
     if recipe.tuning == "lora" and recipe.lora.dropout:
         yield ("lora.dropout=0",), {"lora": {"dropout": 0.0}}, "no dropout"
     divided = cost_of(recipe).WEIGHTS_PARTITIONED
-    may_divide = not STRATEGIES[LEANEST].refused_sums(recipe)
+    may_divide = not refused_sums(recipe, LEANEST)
     if not divided and ranks > 1 and may_divide and recipe.base_precision != NF4:
         words = "the same result; the weights cross the network in every micro-batch"
         yield (f"strategy={LEANEST}",), {"strategy": LEANEST}, words
@@ -119,7 +120,7 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict
 def _takes(strategy: str, recipe: Recipe, **changes: Any) -> bool:
     """Whether a strategy can run the recipe as it would be with these changes."""
     changed = _changed(recipe, {"strategy": strategy, **changes})
-    return changed is not None and not STRATEGIES[strategy].needs(changed, gpu=True)
+    return changed is not None and not needs(changed, gpu=True)
 
 
 def _staged_changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str]]:

@@ -12,9 +12,9 @@ from training.cost.pipeline import StageBytes, StageCost, StageWork, stage_bytes
 from training.cost.schedule import Filling, Split, even, fillings, first_so_many, shared_out
 from training.cost.shape import ModelShape
 from training.cost.zero import MicroBatch
-from training.data.order import micro_steps
 from training.plan.machines import CardRoom, PlannedMachines
 from training.recipe.recipe import Recipe
+from training.recipe.strategy_rules import micro_steps
 from training.recipe.tables import PipelineTable
 
 DEPTHS = (1.0, 1.5, 2.0)

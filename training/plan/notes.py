@@ -10,10 +10,10 @@ from typing import Any
 from training.cost.cards import Rates
 from training.cost.pace import Pace, pace
 from training.cost.shape import ModelShape
-from training.cost.strategies import cost_of
 from training.plan.facts import Facts
 from training.plan.options import AS_FAST, Option, Search, choose, rounded
 from training.recipe.recipe import Recipe
+from training.recipe.strategy_rules import refused_sums
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,6 @@ def slow_link_note(
     named = f"--set strategy={recipe.strategy} " if taken[1] not in {"", recipe.strategy} else ""
     for key, value in ways.items():
         changed = recipe.model_copy(update={key: value})
-        if not cost_of(changed).refused_sums(changed) and now > SPARING_WORTH * step_s(changed):
+        if not refused_sums(changed, changed.strategy) and now > SPARING_WORTH * step_s(changed):
             found.append(f"{step_s(changed):.1f} s a step with {named}--set {key}={value}")
     return f"on so slow a network {' or '.join(found)}: docs/choosing.md" if found else ""

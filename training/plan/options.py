@@ -18,6 +18,7 @@ from training.plan.layout import Staging
 from training.plan.machines import PlannedMachines, Workload, assumed, stood_in
 from training.recipe.reading import with_changes
 from training.recipe.recipe import LEANEST_WHOLE, LEFT_TO_THE_PLAN, Recipe, RecipeError
+from training.recipe.strategy_rules import needs
 from training.recipe.tables import NF4, PipelineTable
 from training.text.counts import size_text
 
@@ -247,7 +248,7 @@ class Search:
         cost, machines = cost_of(recipe), self.machines
         gpu = machines.card is not None
         never = part_misfit(self.shape, recipe)  # said before what another strategy would mend
-        refused = never or cost.needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
+        refused = never or needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
         if refused:  # the figures are then those of no table at all
             recipe = recipe.model_copy(update={"pipeline": PipelineTable()})
         rates, micro = machines.rates, self._micro(recipe)

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from training.cost.strategies import STRATEGIES, cost_of
 from training.recipe.recipe import LEANEST, LEFT_TO_THE_PLAN, Recipe, RecipeError
+from training.recipe.strategy_rules import PARTITIONED, needs
 from training.recipe.tables import DPO, DPO_LR_DIV, NF4, Table
 from training.text import problems
 from training.text.problems import EncodingError, expected, text_of
@@ -58,7 +58,7 @@ def _checked(values: dict[str, Any], source: str) -> Recipe:
             for e in error.errors()
         ]
         raise RecipeError("\n".join(f"{source}: {line}" for line in lines)) from error
-    if "strategy" not in recipe.auto and (reason := cost_of(recipe).needs(recipe, gpu=True)):
+    if "strategy" not in recipe.auto and (reason := needs(recipe, gpu=True)):
         raise RecipeError(f"{source}: {reason}")
     return recipe
 
@@ -91,8 +91,8 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[st
         if asked in overrides and other not in overrides:
             values.pop(other, None)
     # Four bits need whole weights on each rank: a strategy that divides them, and that nobody asks for here, gives way.
-    own = STRATEGIES.get(values.get("strategy", LEANEST))
-    if overrides.get("base_precision") == NF4 and "strategy" not in overrides and own and own.WEIGHTS_PARTITIONED:
+    divides = values.get("strategy", LEANEST) in PARTITIONED
+    if overrides.get("base_precision") == NF4 and "strategy" not in overrides and divides:
         values["strategy"] = "auto"
     if lr := _slower_lr(values, overrides):
         values["optimizer"]["lr"] = lr

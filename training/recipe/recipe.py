@@ -32,6 +32,8 @@ from training.recipe.tables import (
 )
 from training.text.problems import UNUSABLE, TrainingError
 
+SIMPLEST = "zero0"
+"""The strategy under which every rank holds everything."""
 LEANEST = "zero3"
 """The strategy that holds least on a rank."""
 LEANEST_WHOLE = "zero2"

@@ -13,10 +13,10 @@ from training.cost.memory import Memory
 from training.cost.pace import pace
 from training.cost.shape import ModelShape, flops_per_token
 from training.cost.strategies import BUCKET, cost_of
-from training.data.order import micro_steps
 from training.models.names import load_recipe
 from training.recipe.reading import with_changes
 from training.recipe.recipe import Recipe
+from training.recipe.strategy_rules import micro_steps
 from training.recipe.tables import Lora
 
 GB = 1e9

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from training.data.hub import chosen_files, is_dataset_name
-from training.data.order import Order, micro_batches, micro_steps
+from training.data.order import Order, micro_batches
 from training.data.questions import read_questions
 from training.data.readers import check, data_files, ignored_files_note, records
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
+from training.recipe.strategy_rules import micro_steps
 
 ROOT = Path(__file__).parents[3]
 PAIR = {"prompt": "two plus two?", "completion": "four"}

@@ -40,8 +40,8 @@ from training.laptop.measurements import Measurements
 from training.laptop.start_run import BUILT_IN, chosen_recipe
 from training.models import tiny
 from training.models.names import load_recipe, recipe_names
-from training.models.types import once_a_sample
 from training.plan import calibration
+from training.recipe.model_types import once_a_sample
 from training.run.launch import LaunchError
 
 ROOT = Path(__file__).parents[3]

@@ -20,8 +20,8 @@ from training.laptop.models import adding, table
 from training.laptop.models.tasks import add, list_models
 from training.laptop.plan_options import PlanWish
 from training.models.names import RECIPES, load_recipe
-from training.models.types import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
 from training.plan.machines import PlannedMachines
+from training.recipe.model_types import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
 from training.recipe.reading import with_changes
 from training.recipe.recipe import RecipeError
 

@@ -11,8 +11,8 @@ from tests.support import models_page
 from tests.support.llama_shape import model_shape
 from tests.support.models_page import PAGE
 from training.models import names
+from training.models.derive import Source, new_recipe
 from training.models.names import load_recipe, recipe_name, recipe_names, shipped_models, shipped_text
-from training.recipe.derive import Source, new_recipe
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import RecipeError
 

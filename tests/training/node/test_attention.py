@@ -12,11 +12,11 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training.models.names import load_recipe  # noqa: E402
-from training.models.types import mixing  # noqa: E402
 from training.node import attention  # noqa: E402
 from training.node.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
 from training.node.mixers import keep_apart  # noqa: E402
 from training.node.model import trainable  # noqa: E402
+from training.recipe.model_types import mixing  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -25,7 +25,6 @@ from tests.training.node.test_types import config_of  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.models.types import EXPERTS_NAMES, READ_AS_EXPERTS  # noqa: E402
 from training.node import architecture  # noqa: E402
 from training.node.adapter import merge  # noqa: E402
 from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
@@ -34,6 +33,7 @@ from training.node.model import lora_config, trainable_parameters, whole_model  
 from training.node.outline import model_shape  # noqa: E402
 from training.node.proof import relative  # noqa: E402
 from training.node.saving import as_begun  # noqa: E402
+from training.recipe.model_types import EXPERTS_NAMES, READ_AS_EXPERTS  # noqa: E402
 from training.recipe.reading import with_changes  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.run.history import WEIGHTS  # noqa: E402

@@ -21,14 +21,16 @@ from training.cost.shape import ModelFacts  # noqa: E402
 from training.cost.strategies import BUCKET, STRATEGIES, ZERO3  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import IGNORED, Sample  # noqa: E402
-from training.models import tiny, types  # noqa: E402
+from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe, recipe_names  # noqa: E402
 from training.node import model  # noqa: E402
 from training.node.outline import shape_of_folder  # noqa: E402
 from training.node.strategies import machine  # noqa: E402
 from training.node.strategies.registry import ENGINES  # noqa: E402
 from training.node.strategies.zero import ds_config, persistence_threshold  # noqa: E402
+from training.recipe import model_types as types  # noqa: E402
 from training.recipe.recipe import Recipe, RecipeError  # noqa: E402
+from training.recipe.strategy_rules import PARTITIONED  # noqa: E402
 from training.recipe.tables import Lora  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -224,6 +226,7 @@ def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settin
 def test_a_recipe_can_name_each_strategy_that_has_a_cost_and_an_engine():
     named = get_args(Recipe.model_fields["strategy"].annotation)
     assert set(named) == STRATEGIES.keys() == ENGINES.keys()
+    assert {name for name, cost in STRATEGIES.items() if cost.WEIGHTS_PARTITIONED} == PARTITIONED
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name.startswith("zero")])

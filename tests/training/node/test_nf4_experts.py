@@ -24,7 +24,6 @@ from tests.training.node.test_types import config_of  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.models.types import PACKED_EXPERTS, VARIED  # noqa: E402
 from training.node import architecture, model, nf4, proof  # noqa: E402
 from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
@@ -33,6 +32,7 @@ from training.node.checkpoint import base_model_hash  # noqa: E402
 from training.node.head_check import LENGTHS, VOCABULARY  # noqa: E402
 from training.node.nf4 import Stack  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
+from training.recipe.model_types import PACKED_EXPERTS, VARIED  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -18,10 +18,11 @@ from tests.support.llama_shape import model_shape  # noqa: E402
 from tests.support.ranks import samples, together  # noqa: E402
 from tests.support.selection import selected  # noqa: E402
 from training.cost.strategies import ZERO3, cost_of  # noqa: E402
-from training.data.order import Order, micro_steps  # noqa: E402
+from training.data.order import Order  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.model import draw  # noqa: E402
 from training.node.strategies.strategy import Stepped  # noqa: E402
+from training.recipe.strategy_rules import micro_steps  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

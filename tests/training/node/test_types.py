@@ -20,7 +20,6 @@ from training.cost.shape import PlanError  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
-from training.models import types  # noqa: E402
 from training.models.folder import TENSORS, described, read_config  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node import architecture, attention, base_weights, head_check, loss, mixers, proof  # noqa: E402
@@ -29,6 +28,7 @@ from training.node.known_outline import known_outline  # noqa: E402
 from training.node.model import LossModel, inputs, trainable, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
 from training.node.proof import LIMIT, proved  # noqa: E402
+from training.recipe import model_types as types  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.text.problems import AdapterError  # noqa: E402
 

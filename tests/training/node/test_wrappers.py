@@ -19,7 +19,6 @@ from tests.training.node.test_types import config_of  # noqa: E402
 from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.models.types import mixing, types_of, untrainable  # noqa: E402
 from training.node import architecture  # noqa: E402
 from training.node.adapter import generate, merge  # noqa: E402
 from training.node.cross_entropy import Logits  # noqa: E402
@@ -29,6 +28,7 @@ from training.node.model import causal_model, lora_config, whole_model  # noqa: 
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
 from training.node.proof import LIMIT, Adapted, packed  # noqa: E402
 from training.node.strategies.stage import refuse_misfit  # noqa: E402
+from training.recipe.model_types import mixing, types_of, untrainable  # noqa: E402
 from training.recipe.recipe import Recipe, RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch

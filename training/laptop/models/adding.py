@@ -29,6 +29,7 @@ from training.laptop.hub import (
     spare_pad,
     template_of,
 )
+from training.models.derive import Source, new_recipe, uncounted
 from training.models.folder import Ask, own_name, shape_of
 from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.models.names import (
@@ -44,8 +45,7 @@ from training.models.names import (
     shipped_models,
     shipped_text,
 )
-from training.models.types import ADMITTED, not_admitted, untrainable
-from training.recipe.derive import Source, new_recipe, uncounted
+from training.recipe.model_types import ADMITTED, not_admitted, untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import write_atomically

@@ -12,14 +12,13 @@ from inventory.settings import load_settings
 from inventory.terminal import console, table
 from training.cost.memory import file_bytes
 from training.cost.shape import ModelShape, known_shape
-from training.cost.strategies import SIMPLEST
 from training.laptop.machines import fleet, machines
 from training.laptop.open_cluster import OpenCluster, opened
 from training.models.names import load_recipe, recipe_names
 from training.plan.machines import PlannedMachines, with_network
 from training.plan.notes import four_bits_faster
 from training.plan.options import Search, choose
-from training.recipe.recipe import LEANEST, Recipe
+from training.recipe.recipe import LEANEST, SIMPLEST, Recipe
 from training.recipe.tables import NF4
 from training.text.counts import plain, size_text
 from training.text.files import ORIGIN

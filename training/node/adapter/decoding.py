@@ -23,7 +23,7 @@ from training.data.encode import Encoder
 from training.data.questions import Messages, Sampling
 from training.data.sample import DataError
 from training.models.folder import read_config
-from training.models.types import text_settings
+from training.recipe.model_types import text_settings
 from training.text.problems import AdapterError
 
 Forward = Callable[[Sequence[int]], torch.Tensor | None]

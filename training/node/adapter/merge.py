@@ -32,12 +32,12 @@ from training.models.folder import (
     trainer_state,
     weight_bytes,
 )
-from training.models.types import text_settings
 from training.node import attached
 from training.node.adapter.decoding import name_end_of_turn
 from training.node.adapter.weights import Adapter, Experts, refuse_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import base_model_hash
+from training.recipe.model_types import text_settings
 from training.text.counts import size_text
 from training.text.files import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
 from training.text.problems import AdapterError

@@ -15,6 +15,7 @@ from training.cost.memory import offloaded_bytes, saved_bytes
 from training.cost.strategies import cost_of
 from training.node.model import whole_model
 from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.strategy_rules import needs
 from training.text.counts import size_text
 
 
@@ -45,7 +46,7 @@ def check_dtype(recipe: Recipe) -> None:
 
 def check_strategy(recipe: Recipe) -> None:
     """RecipeError where the recipe's strategy cannot be had on this machine."""
-    if reason := cost_of(recipe).needs(recipe, gpu=get_accelerator().device_name() == "cuda"):
+    if reason := needs(recipe, gpu=get_accelerator().device_name() == "cuda"):
         raise RecipeError(reason)
 
 

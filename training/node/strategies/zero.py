@@ -29,7 +29,6 @@ from training.cost.shape import ModelShape
 from training.cost.strategies import ZERO3 as cost
 from training.cost.strategies import bucket_elements, cost_of
 from training.data.collate import Batch
-from training.data.order import micro_steps
 from training.node import dpo, model
 from training.node.device import device
 from training.node.heartbeat import join
@@ -37,6 +36,7 @@ from training.node.outline import shape_of_folder
 from training.node.strategies.optimizer import FP16, adamw, broadcast, may_fall, optimizer_progress_of, restore_into
 from training.node.strategies.strategy import MOMENTS, OptimizerProgress, Stepped, Sums, TrainableState
 from training.recipe.recipe import Recipe
+from training.recipe.strategy_rules import micro_steps
 
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:

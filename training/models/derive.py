@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from training.cost.memory import file_bytes, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
-from training.cost.strategies import SIMPLEST, cost_of
+from training.cost.strategies import cost_of
 from training.models.folder import FOLDER, own_name, place_of_folder
-from training.recipe.recipe import LEANEST, Recipe
+from training.recipe.recipe import LEANEST, SIMPLEST, Recipe
 from training.recipe.tables import NF4
 from training.run.folder import is_run_id, recipe_of
 from training.text.counts import decimals
