@@ -12,9 +12,9 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support.models_page import shown  # noqa: E402
 from tests.support.ranks import together  # noqa: E402
 from tests.support.small_models import TRIED  # noqa: E402
+from tests.support.type_proof import LIMIT  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
 from training.node import architecture  # noqa: E402
-from training.node.proof import LIMIT  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

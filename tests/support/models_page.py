@@ -22,7 +22,7 @@ HEAD = """\
 fab models                                          # all recipes, and whether they fit on your machines
 fab train --model qwen3-8b --data FILE              # a shipped model, by name
 fab train --model ./my-model --data FILE            # a folder
-fab models.add OWNER/NAME                           # another model on the Hub: test its type, write a recipe to edit
+fab models.add OWNER/NAME                           # another model on the Hub: write a recipe to edit
 ```
 
 `--model` takes one of these:
@@ -30,7 +30,7 @@ fab models.add OWNER/NAME                           # another model on the Hub: 
 - the name of a recipe below, in full or short (`qwen3:8b`, `Llama-3.1-8B`), or the id of its base model on the Hub
   (`Qwen/Qwen3-8B`);
 - the id of any other model on the Hub, if its [type](#types) is supported. Its recipe is derived from the files on the
-  hub (`[mirrors]` in cluster.toml, or HF_ENDPOINT), its parameters are counted and its type is tested on a small copy;
+  hub (`[mirrors]` in cluster.toml, or HF_ENDPOINT), and its parameters are counted;
 - a folder, see [below](#a-folder).
 
 The base deploy downloads the models in `[models] names` of cluster.toml, by recipe or by id.
@@ -83,14 +83,8 @@ proofs, in the tests:
 - `counted`: the model has as many parameters as the plan computes with.
 - `zero3`: on one rank and on two it learns the same as one plain rank; the gradient of each tensor is within 1e-5.
 
-`packed` and the logits are tested again before each run, on a thin copy of your model. `gemma4` and `gemma4_text`
-passed twice, with experts (26B-A4B) and without.
-
-For a model on the Hub that is not shipped, all proofs but `zero3` are repeated on a small copy of its own config.json,
-with heads as wide as the model's: when a start derives its recipe, and by `fab models.add`, which writes nothing if one
-fails. Here too, each must be below 1e-5. If rounding in 32 bits exceeds this slightly, `packed`, `padded`, `apart` and
-`merged` are repeated in 64 bits. For wide copies of Gemma 4, which round to 3e-5 and partly compute in 32 bits always,
-`packed` and `padded` may be up to 1e-4.
+`packed` and the logits are tested again before each run, on a thin copy of your model with heads as wide as its own.
+`gemma4` and `gemma4_text` passed twice, with experts (26B-A4B) and without.
 
 """
 

@@ -87,8 +87,7 @@ def chosen_recipe(
 
 
 def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
-    """`chosen_recipe` for a look at data: where it is derived, the model is neither counted nor proved. Raises
-    RecipeError."""
+    """`chosen_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
     load = _how_to_load_uncounted(name)
     recipe = chosen_recipe(name, settings, load=load)
     if load != load_recipe and not {"epochs", "steps"} & overrides_of(settings).keys():
@@ -115,10 +114,7 @@ def _how_to_load(name: str) -> LoadRecipe:
     if not ID.fullmatch(name) or has_recipe(name):
         return load_recipe
 
-    said = (
-        f"{name} has no recipe: looking it up, counting its layers and proving its type on a small copy (half a minute)"
-    )
-    print(said, file=sys.stderr)
+    print(f"{name} has no recipe: looking it up and counting its layers", file=sys.stderr)
     print(adding.derived(name).recipe().rstrip(), file=sys.stderr)
     print(f"not kept: fab models.add {name} writes it to training/recipes, to edit", file=sys.stderr)
     return adding.hub_recipe

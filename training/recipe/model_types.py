@@ -57,7 +57,7 @@ WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_
 HYBRID_TEXTS = ("qwen3_5", "qwen3_5_moe")
 """Those of them whose text part is a hybrid."""
 ADMITTED = frozenset({*DENSE, *MIXTURES, *HYBRIDS, *WRAPPERS})
-"""Values of model_type that passed every proof (training/node/proof.py, tests/training/node/test_types.py)."""
+"""Values of model_type that passed every proof (tests/training/node/test_types.py)."""
 _INDEXER = "an indexer picks from the whole row which tokens each token sees, and learns nothing from this loss"
 UNTRAINABLE = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "hy_v4"), _INDEXER),

@@ -23,7 +23,6 @@ PROGRAMS = frozenset(
         "training.node.metrics.report",
         "training.node.outline",
         "training.node.prepare",
-        "training.node.proof",
         "training.node.prove.agree",
         "training.node.prove.curve",
         "training.node.prove.walk",

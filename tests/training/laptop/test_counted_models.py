@@ -1,10 +1,9 @@
-"""Models that are counted and proved on the head, from a laptop without torch, over a head that is this machine."""
+"""Models that are counted on the head, from a laptop without torch, over a head that is this machine."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,8 +22,7 @@ from training.laptop.head_node import HeadError, HereHead
 from training.laptop.models import adding
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.plan_options import PlanWish
-from training.models.folder import ask_here, shape_of
-from training.recipe.recipe import RecipeError
+from training.models.folder import shape_of
 
 pytestmark = pytest.mark.torch
 
@@ -105,12 +103,11 @@ def test_a_folder_is_counted_on_the_head_once_and_nothing_of_it_stays_there(head
     assert shape == shape_of(folder, tmp_path / "counted here"), "what this machine counts where it can"
 
 
-def test_a_model_of_the_hub_is_counted_and_proved_on_the_head(head, laptop):
+def test_a_model_of_the_hub_is_counted_on_the_head(head, laptop):
     with Hub({REPO: {"config.json": json.dumps(CONFIG).encode()}}) as hub:
         laptop.setenv("HF_ENDPOINT", hub.url)
         recipe = start_run.chosen_recipe(REPO, [])
     assert (recipe.base_model, recipe.max_length) == (REPO, 512) and head.opens == [False]
-    assert set(adding.derived(REPO).proofs) == {"packed", "padded", "apart", "gradients", "merged", "counted"}
     assert plan_options.subject(recipe, PlanWish())[0].layers == 2 and list(head.runs.iterdir()) == []
 
 
@@ -138,61 +135,6 @@ def test_what_a_head_tells_is_checked_before_it_is_kept(head, laptop, folder, tm
     with pytest.raises(error, match=said) as refused:
         folder_recipe(str(folder), {})
     assert "\x1b" not in str(refused.value) and not (tmp_path / "home" / ".cache").exists()
-
-
-@pytest.mark.parametrize("proofs", [{}, {"packed": "1e-9"}, {"packed": None}, {"\x1b": 0.0}], ids=str)
-def test_proofs_that_are_no_numbers_prove_nothing(tmp_path, proofs):
-    with pytest.raises(RecipeError, match="gave something else than numbers"):
-        adding.proved(tmp_path, CONFIG, lambda *_: proofs)
-    with pytest.raises(RecipeError, match="would learn something else than it says"):
-        adding.proved(tmp_path, CONFIG, lambda *_: {"packed": float("nan")})
-
-
-@pytest.mark.parametrize(
-    ("kind", "proof", "limit"),
-    [
-        ("qwen3", "packed", 1e-5),
-        ("qwen3_5", "padded", 1e-5),
-        ("gemma4", "packed", 1e-4),
-        ("gemma4", "apart", 1e-5),
-        ("qwen3", "merged", 1e-5),
-    ],
-)
-def test_a_proof_is_held_as_close_as_rounding_allows(tmp_path, kind, proof, limit):
-    config = CONFIG | {"model_type": kind}
-    within, beyond = {proof: limit / 2}, {proof: limit * 2}
-    assert adding.proved(tmp_path, config, lambda *_: within) == within
-    with pytest.raises(RecipeError, match=re.escape(f"({proof} {2 * limit:.1g}, {limit:g} is allowed)")):
-        adding.proved(tmp_path, config, lambda *_: beyond)
-
-
-def standing_in(packed):
-    """Answers of small models without any."""
-
-    @contextmanager
-    def builder(whose):
-        yield lambda module, *more: {"packed": packed} if module == adding.PROOF else ask_here(module, *more)
-
-    return builder
-
-
-@pytest.mark.parametrize("packed", [2e-5, float("nan"), float("inf")])
-def test_a_model_that_fails_a_proof_is_refused_and_nothing_is_written(monkeypatch, tmp_path, packed):
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(adding, "RECIPES", recipes)
-    monkeypatch.setattr(adding, "ADDED", recipes / "outlines-added.json")
-    monkeypatch.setattr(adding, "looked_up", lambda repo: adding.HubModel(repo, "c", "", False, CONFIG, ""))
-    monkeypatch.setattr(adding, "builder", standing_in(packed))
-    adding.derived.cache_clear()
-    with pytest.raises(RecipeError, match=r"something else than it says \(packed \S+, 1e-05 is allowed\)$"):
-        adding.add(REPO, "my-qwen3")
-    assert list(recipes.iterdir()) == []
-    monkeypatch.setattr(adding, "builder", standing_in(1e-7))
-    assert adding.add(REPO, "my-qwen3")[2] == {"packed": 1e-7}
-    assert {path.name for path in recipes.iterdir()} == {"my-qwen3.toml", "outlines-added.json"}
-    adding.derived.cache_clear()
 
 
 def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(laptop, folder):

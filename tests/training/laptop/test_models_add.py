@@ -56,7 +56,7 @@ def test_a_model_is_added_and_planned_with(checkout, kind):
     written = checkout.folder / "training" / "recipes" / f"{name}.toml"
     recipe = tomllib.loads(written.read_text("utf-8"))
     assert (recipe["base_model"], recipe["model_dir"], recipe["max_length"]) == (repo, name, 512)
-    assert f"written to {written}" in added.stdout and "proved: packed" in added.stdout
+    assert f"written to {written}" in added.stdout
     kept = json.loads((written.parent / "outlines-added.json").read_text("utf-8"))[repo]
     assert kept["config"]["model_type"] == kind
 

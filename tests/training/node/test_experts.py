@@ -13,12 +13,13 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from peft import PeftModel  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
+from tests.support import type_proof as proof  # noqa: E402
 from tests.support.small_models import MIXTURES  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
 from training.cost.memory import folded_bytes  # noqa: E402
 from training.cost.strategies import STRATEGIES, cost_of  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.node import architecture, dpo, proof  # noqa: E402
+from training.node import architecture, dpo  # noqa: E402
 from training.node.adapter import merge, pipeline  # noqa: E402
 from training.node.architecture import ROUTERS, expert_parameters, text_layers  # noqa: E402
 from training.node.head_check import RECIPE  # noqa: E402

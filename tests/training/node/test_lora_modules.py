@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from tests.support import programs  # noqa: E402
 from tests.support.small_models import TYPES  # noqa: E402
+from tests.support.type_proof import relative  # noqa: E402
 from tests.training.node.test_engine import EXACT, _finish, _new_run, _start  # noqa: E402
 from tests.training.node.test_experts import adapted, base_of, logits  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
@@ -31,7 +32,6 @@ from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.head_check import RECIPE  # noqa: E402
 from training.node.model import lora_config, trainable_parameters, whole_model  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
-from training.node.proof import relative  # noqa: E402
 from training.node.saving import as_begun  # noqa: E402
 from training.recipe.model_types import EXPERTS_NAMES, READ_AS_EXPERTS  # noqa: E402
 from training.recipe.reading import with_changes  # noqa: E402

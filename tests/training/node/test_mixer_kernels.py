@@ -17,10 +17,11 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling  # noqa: E402
 
+from tests.support import type_proof as proof  # noqa: E402
 from tests.support.small_models import HYBRIDS  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.node import kernels, mixers, proof  # noqa: E402
+from training.node import kernels, mixers  # noqa: E402
 from training.node.attention import Segments  # noqa: E402
 
 pytestmark = pytest.mark.torch

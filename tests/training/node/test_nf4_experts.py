@@ -18,13 +18,14 @@ from peft import PeftModel  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
+from tests.support import type_proof as proof  # noqa: E402
 from tests.support.small_models import VARIANTS  # noqa: E402
 from tests.training.node.test_experts import logits  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.node import architecture, model, nf4, proof  # noqa: E402
+from training.node import architecture, model, nf4  # noqa: E402
 from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
 from training.node.architecture import ROUTERS  # noqa: E402

@@ -17,13 +17,14 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from transformers import AutoModelForImageTextToText  # noqa: E402
 
+from tests.support import type_proof as proof  # noqa: E402
 from tests.training.node.test_experts import logits  # noqa: E402
 from tests.training.node.test_nf4_experts import recipe_of, saved, stacks_of, trained, unpacked  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
 from tests.training.node.test_wrappers import KINDS  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
-from training.node import architecture, nf4, proof  # noqa: E402
+from training.node import architecture, nf4  # noqa: E402
 from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
 from training.node.model import whole_model  # noqa: E402

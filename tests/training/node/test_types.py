@@ -14,20 +14,21 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from transformers import AutoConfig  # noqa: E402
 
+from tests.support import type_proof as proof  # noqa: E402
 from tests.support.models_page import shown  # noqa: E402
 from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, SMALL, TRIED, TYPES, VARIANTS, WRAPPERS  # noqa: E402
+from tests.support.type_proof import LIMIT, proved  # noqa: E402
 from training.cost.shape import PlanError  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.models.folder import TENSORS, described, read_config  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.node import architecture, attention, base_weights, head_check, loss, mixers, proof  # noqa: E402
+from training.node import architecture, attention, base_weights, head_check, loss, mixers  # noqa: E402
 from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
 from training.node.known_outline import known_outline  # noqa: E402
 from training.node.model import LossModel, inputs, trainable, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
-from training.node.proof import LIMIT, proved  # noqa: E402
 from training.recipe import model_types as types  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.text.problems import AdapterError  # noqa: E402

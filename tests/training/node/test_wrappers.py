@@ -15,6 +15,7 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForImageTextToText  # noqa: E402
 
 from tests.support.small_models import ALONE, WRAPPERS  # noqa: E402
+from tests.support.type_proof import LIMIT, Adapted, packed  # noqa: E402
 from tests.training.node.test_types import config_of  # noqa: E402
 from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES  # noqa: E402
@@ -26,7 +27,6 @@ from training.node.head_check import VOCABULARY, copies, difference  # noqa: E40
 from training.node.known_outline import known_outline  # noqa: E402
 from training.node.model import causal_model, lora_config, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
-from training.node.proof import LIMIT, Adapted, packed  # noqa: E402
 from training.node.strategies.stage import refuse_misfit  # noqa: E402
 from training.recipe.model_types import mixing, types_of, untrainable  # noqa: E402
 from training.recipe.recipe import Recipe, RecipeError  # noqa: E402

@@ -1,5 +1,5 @@
 """A recipe file to edit, in training/recipes, for a shipped model or for one of the Hub: its small files are read, its
-shape is counted, its type is proved."""
+shape is counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from training.laptop.hub import (
     template_of,
 )
 from training.models.derive import Source, new_recipe, uncounted
-from training.models.folder import Ask, own_name, shape_of
+from training.models.folder import own_name, shape_of
 from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.models.names import (
     ID,
@@ -51,15 +51,6 @@ from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import write_atomically
 
 SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
-LIMIT = 1e-5
-"""Of a proof, as in the tests of the types."""
-ROUNDED = 1e-4
-ROUNDING = frozenset({"gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"})
-"""Types whose logits may differ by ROUNDED, as in the look before each run: on random weights they enlarge what is
-rounded, also in what they compute in 32 bits whatever they are given (26B-A4B: 3e-5, in 64 bits 1.1e-5)."""
-OF_LOGITS = frozenset({"packed", "padded"})
-PROOF = "training.node.proof"
-PROVING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -165,11 +156,10 @@ def refuse_untrainable(model: HubModel) -> None:
 
 @dataclass(frozen=True)
 class Derived:
-    """What a model of the Hub says of itself, counted and proved."""
+    """What a model of the Hub says of itself, and its shape."""
 
     model: HubModel
     shape: ModelShape
-    proofs: Mapping[str, float]
 
     def recipe(self, kept_as: str = "") -> str:
         """The text of a recipe for it; of one that is not kept under a name, which is started by the model's id."""
@@ -179,33 +169,13 @@ class Derived:
 
 @cache
 def derived(repo: str) -> Derived:
-    """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
-    PlanError."""
+    """Look a model up and count it. Raises RecipeError and PlanError."""
     with builder(repo) as ask, tempfile.TemporaryDirectory() as place:
         model, folder = looked_up(repo), Path(place) / own_name(repo)
         folder.mkdir()
         (folder / CONFIG).write_text(json.dumps(model.config), encoding="utf-8")
         shape = shape_of(folder, cached_outlines(), ask)
-        return Derived(model, shape, proved(folder, model.config, ask))
-
-
-def limit_of(proof: str, kind: str) -> float:
-    """What a proof's number must be below, for a model of this type."""
-    return ROUNDED if kind in ROUNDING and proof in OF_LOGITS else LIMIT
-
-
-def proved(folder: Path, config: Mapping[str, Any], ask: Ask) -> dict[str, float]:
-    """What each proof of its type found on a small copy of the model. RecipeError where one fails."""
-    found, kind = ask(PROOF, folder, PROVING_S), str(config.get("model_type"))
-    if not found or not all(isinstance(value, float) and name.isidentifier() for name, value in found.items()):
-        raise RecipeError(f"{folder.name}: the proofs of its type gave something else than numbers")
-    limits = {name: limit_of(name, kind) for name in found}
-    failed = [
-        f"{name} {value:.1g}, {limits[name]:g} is allowed" for name, value in found.items() if not value < limits[name]
-    ]
-    if failed:
-        raise RecipeError(f"it would learn something else than it says ({'; '.join(failed)})")
-    return dict(found)
+        return Derived(model, shape)
 
 
 def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
@@ -245,13 +215,13 @@ def write_shipped(shipped: str, named: str) -> tuple[Path, str]:
     return _written(named, text), text
 
 
-def add(repo: str, named: str) -> tuple[Path, str, Mapping[str, float]]:
-    """Write the recipe of a model of the Hub under a name that `new_name` gave; gives its file, its text and the
-    proofs. Raises RecipeError and PlanError."""
+def add(repo: str, named: str) -> tuple[Path, str]:
+    """Write the recipe of a model of the Hub under a name that `new_name` gave; gives its file and its text.
+    Raises RecipeError and PlanError."""
     found = derived(repo)
     text = found.recipe(named)
     keep_outline(repo, found.model.config, found.shape)
-    return _written(named, text), text, found.proofs
+    return _written(named, text), text
 
 
 def _written(named: str, text: str) -> Path:

@@ -40,17 +40,16 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
     },
 )
 def add(c: Context, model: str, name: str = "") -> None:
-    """Write a model's recipe to a file for editing; a Hub model is tested first."""
+    """Write a model's recipe to a file for editing."""
     with sentences():
         named = adding.new_name(model, name)
         if shipped := adding.shipped_name(model):
             path, text = adding.write_shipped(shipped, named)
             say(text.rstrip())
         else:
-            say(f"looking up {model}, counting its layers and proving its type on a small copy: half a minute")
-            path, text, found = adding.add(model, named)
+            say(f"looking up {model} and counting its layers")
+            path, text = adding.add(model, named)
             say(text.rstrip())
-            say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")
         say(f"written to {path}; edit it as you like")
         deploy = cluster_toml.load_settings().deploy_command
         say(f'next: add "{path.stem}" to [models] names in cluster.toml; {deploy}; then')

@@ -6,20 +6,10 @@ must be small, by name.
 `gradients`          every trained parameter gets a gradient; no router is trained, nothing outside the text's layers
 `merged`             with the adapter merged into its weights the model says the same
 `counted`            parameters, and trained ones, are as many as the outline says
-
-    python -m training.node.proof --config DIR
-
-tries them on a small copy of the model of a folder, of which config.json is enough, and prints them, a JSON object in
-one line, last.
 """
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported
-
-import argparse
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +20,12 @@ from transformers import PretrainedConfig
 
 from training.data.collate import collate
 from training.data.sample import Sample
-from training.node import attached
-from training.node.architecture import ROUTERS, config_of, text_layers
+from training.node.architecture import ROUTERS, text_layers
 from training.node.attention import SEGMENTS
-from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, copies, precise
+from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, precise
 from training.node.model import LossModel, causal_model, inputs, trainable
 from training.node.outline import BROKEN, model_shape
 from training.recipe.recipe import Recipe
-from training.text.problems import FINISHED, UNUSABLE
 
 LIMIT = 1e-5
 """Largest relative difference that floating point may make."""
@@ -157,26 +145,3 @@ def _seeded(proof: Proof, config: PretrainedConfig, dtype: torch.dtype) -> float
 def relative(found: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference, of the largest value."""
     return float((found - right).abs().max() / right.abs().max())
-
-
-def main() -> int:
-    all_imported()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True, help="a folder with a config.json")
-    parser.add_argument("--attached", action="store_true", help="end with standard input: whoever asked has gone")
-    args = parser.parse_args()
-    if args.attached:
-        attached.end_with_input()
-    problem: Exception | None = None
-    for small in copies(config_of(args.config)):
-        try:
-            print(json.dumps(proved(small)), flush=True)
-            return FINISHED
-        except BROKEN as error:
-            problem = problem or error  # the next copy is nearer to the model
-    print(f"no small copy of it can be trained: {' '.join(str(problem).split())[:300]}", file=sys.stderr)
-    return UNUSABLE
-
-
-if __name__ == "__main__":
-    sys.exit(main())
