@@ -9,17 +9,14 @@ from typing import Any
 
 from inventory.terminal import console, table
 from training.cost.cards import lacks_bfloat16
-from training.cost.memory import micro_batch_tokens
 from training.laptop import plan_options
 from training.laptop.data_size import Size
 from training.laptop.plan_options import PlanQuestion
-from training.plan import notes
 from training.plan.machines import NETWORK, TAKEN
 from training.plan.notes import SETTING, Rounded, four_bits_faster
 from training.plan.options import Choice, Option, Search, choose
 from training.plan.teaches import enough
 from training.recipe.model_types import once_a_sample
-from training.recipe.reading import with_changes
 from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
 from training.recipe.tables import DPO
 from training.text.counts import HOUR, NONE, decimals, duration, figure, finite, many, money, plain
@@ -29,7 +26,6 @@ def advice(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
     """A sentence each."""
     if choice.chosen is None:
         return
-    yield from _sparing(asked, choice, choice.chosen)
     if faster := _four_bits(asked, choice):
         yield faster.sentence(plan_options.in_four_bits_too(asked))
 
@@ -40,23 +36,6 @@ def four_bits_values(asked: PlanQuestion, choice: Choice) -> dict[str, Any] | No
         return None
     how = {"set": SETTING, "command": plan_options.in_four_bits_too(asked)}
     return {**how, "times_as_fast": faster.times, "option": asdict(faster.option)}
-
-
-def _sparing(asked: PlanQuestion, choice: Choice, chosen: Option) -> Iterator[str]:
-    """What would spare a slow network, of the strategy to take or of another one that fits."""
-    rates = asked.machines.rates.at_precision(asked.recipe.dtype, asked.machines.card is not None)
-    for option in (chosen, *(each for each in choice.options if each.fits and each != chosen)):
-        recipe = with_changes(asked.recipe, **option.values)
-        tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.row_length)
-        at = (asked.shape, asked.machines.ranks, tokens, rates)
-        span = asked.size.work.span if asked.size else None
-        corrected = asked.machines.corrections.of(option.strategy, recipe.dtype, recipe.tuning)
-        factor = corrected.factor if corrected else 1.0
-        taken = (chosen.step_s, chosen.strategy)
-        if said := notes.slow_link_note(recipe, *at, span=span, factor=factor, taken=taken):
-            yield said
-            if option != chosen:
-                return
 
 
 def _four_bits(asked: PlanQuestion, choice: Choice) -> Rounded | None:

@@ -13,7 +13,7 @@ from training.cost.strategies import cost_of
 from training.plan.calibration import Correction
 from training.plan.facts import Facts
 from training.plan.machines import SYSTEM, TIGHT, RankCard
-from training.plan.notes import SETTING, Fewer, Rounded
+from training.plan.notes import SETTING, Rounded
 from training.recipe.model_types import CURE, mixing, never_trained, types_of
 from training.recipe.recipe import Recipe
 from training.text.counts import many, plain, size_text
@@ -51,16 +51,12 @@ class Situation:
     """That rank's, or its share of the RAM."""
     smaller: str = ""
     """Changes that would make it fit, as `--set` takes them; empty where none would."""
-    sparing: str = ""
-    """What would spare a slow network; empty where it is not slow."""
     four_bits: Rounded | None = None
     """Where the frozen layers in four bits each would be much faster."""
     flops_from: str = ""
     """Where the card's rate is known from; empty where it is not."""
     correction: Correction | None = None
     """Of its seconds, by what runs took."""
-    fewer: Fewer | None = None
-    """Of the nodes, that would be cheaper."""
 
     @property
     def epochs(self) -> float:
@@ -187,8 +183,7 @@ def duration(it: Situation) -> Check:
         unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
-    rounded = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""
-    faster = "; ".join(filter(None, (it.sparing, rounded)))
+    faster = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
         lighter = faster or cost_of(it.recipe).LIGHTER
         cure = f"{pace.wire_gb:.1f} GB cross the network in a step; {lighter}"
@@ -201,14 +196,9 @@ def duration(it: Situation) -> Check:
 
 
 def machines(it: Situation) -> Check:
-    """Whether all of them are worth their money."""
     each, nodes = it.facts.ranks_per_node, it.facts.ranks // it.facts.ranks_per_node
     value = f"{nodes} node{'s' * (nodes > 1)}, {each} rank{'s' * (each > 1)} on each"
-    if it.fewer is None:
-        return Check("machines", "ok", value)
-    fewer = "on one of them" if it.fewer.nodes == 1 else f"on {it.fewer.nodes} of them"
-    instead = f"{fewer} the run would cost {1 - it.fewer.money:.0%} less and take {it.fewer.seconds:.1f} times as long"
-    return Check("machines", "ok", f"{value}; {instead}", estimated=True)
+    return Check("machines", "ok", value)
 
 
 def tracking(it: Situation) -> Check:

@@ -10,12 +10,12 @@ from training.cost.memory import GIB, micro_batch_tokens
 from training.cost.pace import pace
 from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
-from training.plan import fits, notes, teaches
+from training.plan import fits, teaches
 from training.plan.facts import Facts
 from training.plan.fits import Check, Situation
 from training.plan.ladder import ladder
 from training.plan.machines import PlannedMachines, Workload
-from training.plan.notes import Rounded, fewer_nodes, four_bits_faster
+from training.plan.notes import Rounded, four_bits_faster
 from training.plan.options import Search, choose
 from training.plan.teaches import tokens_each_step
 from training.recipe.reading import with_changes
@@ -141,8 +141,6 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
     speed = model = pace(facts.shape, recipe, facts.ranks, tokens, rates, span=facts.span)
     if correction := at.corrections.of(recipe.strategy, recipe.dtype, recipe.tuning):
         speed = model.scaled(correction.factor)
-    factor = correction.factor if correction else 1.0
-    sparing = notes.slow_link_note(recipe, facts.shape, facts.ranks, tokens, rates, span=facts.span, factor=factor)
     total = recipe.total_steps(report["rows"])
     each = cost_of(recipe).memories(facts.shape, recipe, facts.ranks, tokens)
     _, tightest = at.tightest(each)
@@ -154,11 +152,9 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
         total,
         card=at.by_stage(len(each))[tightest],
         smaller=_smaller(recipe, facts),
-        sparing=sparing,
         four_bits=None if "base_precision" in named else _four_bits(asked, recipe, facts),
         flops_from=at.flops_from,
         correction=correction,
-        fewer=fewer_nodes(asked, facts, speed.step_s),
     )
     predicted = {
         "memory_gib": round(memory.held(gpu=facts.card is not None) / GIB, 3),

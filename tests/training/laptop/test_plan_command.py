@@ -687,14 +687,6 @@ def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):
     assert told.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_slow_network_gets_advice_that_is_not_taken(place):
-    done = fab(place, "--model", "qwen2.5-7b", "--card", "A10", "--nodes", "4", "--line-rate-gbps", "0.2")
-    advice, what_if = done.stdout.strip().splitlines()[-2:]
-    assert advice.startswith("on so slow a network ")
-    assert advice.endswith("--set strategy=zero0 --set sync_every=10: docs/choosing.md")
-    assert what_if.startswith("a what-if")
-
-
 def test_what_four_bits_would_win_is_said_with_the_plan_to_type_and_is_left_to_the_user(place):
     words = ("--model", "gpt-oss-20b", "--card", "A10", "--nodes", "4")
     done, found = fab(place, *words), json.loads(fab(place, *words, "--json").stdout)
