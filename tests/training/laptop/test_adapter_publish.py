@@ -9,13 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.support import programs
 from tests.support.hub import Hub
-from training.laptop.adapter.publish import Parcel, local_run, parcel
+from training.laptop.adapter.publish import local_run, parcel
 from training.models.card import CardFacts, card, losses, read_facts
 from training.text.files import sums_of, sums_text
 from training.text.problems import AdapterError
@@ -156,9 +155,7 @@ def test_a_wrong_token_and_none_are_one_sentence_without_it(folder: Path):
     ("words", "said"),
     [
         (["--repo", "no-owner"], "OWNER/NAME is expected"),
-        (["--repo", REPO, "--to", "moon"], "hub and modelscope are possible"),
         (["--repo", REPO, "--run", "tiny-20260101-000000"], "bring it home first"),
-        (["--repo", REPO, "--to", "modelscope"], "pip install modelscope"),
     ],
 )
 def test_what_cannot_be_published_is_one_sentence(folder: Path, words: list[str], said: str):
@@ -257,49 +254,3 @@ def test_what_a_head_lays_beside_a_model_goes_to_no_hub(folder: Path, merged: bo
     assert {*what.files} == {*ours, "README.md", "tokenizer.json", "chat_template.jinja"}
     named = what.files["SHA256SUMS" if merged else "adapter_config.json"]
     assert isinstance(named, bytes) and not any(word.encode() in named for word in (*odd, "auto_mapping"))
-
-
-# ModelScope's SDK held at arm's length: what it raises is one sentence, and the token is in none. It is a stand-in
-# here, so this says nothing about the SDK itself.
-
-SCOPE_TOKEN = "ms-0123456789"
-
-
-class HubApi:
-    """Fails as a client does whose service is away, quoting what it was given."""
-
-    def login(self, token):
-        self.token = token
-
-    def repo_exists(self, repo, token):
-        raise ConnectionError(f"no route\nwith {token}")
-
-    def create_repo(self, repo, **settings):
-        raise KeyError("Visibility")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch):
-    for name in ("modelscope", "modelscope.hub", "modelscope.hub.api"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["modelscope.hub.api"].HubApi = HubApi  # type: ignore[attr-defined]
-    monkeypatch.setenv("MODELSCOPE_API_TOKEN", SCOPE_TOKEN)
-    from training.laptop.adapter.publish import ModelScope
-
-    return ModelScope()
-
-
-def test_whatever_the_sdk_raises_is_one_sentence_without_the_token(hub):
-    with pytest.raises(AdapterError, match=r"^ModelScope refused: ConnectionError: no route with \(token\)$"):
-        hub.present("me/mine")
-    with pytest.raises(AdapterError, match=r"^ModelScope refused: KeyError: 'Visibility'$"):
-        hub.upload(Parcel("me/mine", {}), "words")
-
-
-def test_a_token_that_is_refused_is_said_too(hub, monkeypatch: pytest.MonkeyPatch):
-    def refuse(self, token):
-        raise ValueError(f"{token} is invalid")
-
-    monkeypatch.setattr(HubApi, "login", refuse)
-    with pytest.raises(AdapterError, match=r"\(token\) is invalid"):
-        type(hub)()

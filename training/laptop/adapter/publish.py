@@ -1,7 +1,6 @@
 """Give an adapter or a merged model to a hub: listed first, private unless said otherwise, verified afterwards.
 
-The token comes from HF_TOKEN (MODELSCOPE_API_TOKEN) or the hub client's own store; it is in no argument and no word
-said here. No torch.
+The token comes from HF_TOKEN or the hub client's own store; it is in no argument and no word said here. No torch.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from training.models.card import CardFacts, base_name, card, read_facts
 from training.models.hub import HubError, SilentHubError, hub_of
@@ -75,19 +73,6 @@ class Present:
 
     private: bool
     digests: Mapping[str, str]
-
-
-class ModelHub(Protocol):
-    """Where models are published."""
-
-    def present(self, repo: str) -> Present | None:
-        """What the repository is now; None where there is none."""
-
-    def upload(self, parcel: Parcel, message: str) -> None:
-        """Make the repository where there is none, and put the files there in one commit."""
-
-    def address(self, repo: str) -> str:
-        """Where to look at it."""
 
 
 def local_run(runs: Path, run_id: str) -> Path:
@@ -157,7 +142,7 @@ def _portable(path: Path, facts: CardFacts) -> bytes:
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
-def publish(hub: ModelHub, what: Parcel, message: str, sure: bool, ask: Callable[[list[str]], None]) -> None:
+def publish(hub: HuggingFace, what: Parcel, message: str, sure: bool, ask: Callable[[list[str]], None]) -> None:
     """List, ask, upload, verify; `ask` raises for a no. AdapterError where the repository is another's."""
     before = hub.present(what.repo)
     if before and what.private and not before.private:
@@ -209,12 +194,13 @@ class HuggingFace:
         except RepositoryNotFoundError:
             return None
         except SilentHubError as error:
-            raise AdapterError(f"{error}; --to modelscope is another place") from None
+            raise AdapterError(str(error)) from None
         except (HTTPError, OSError, ValueError) as error:
             words = " ".join(str(error).split()).replace(self._token, "(token)")
             raise AdapterError(f"the Hub refused: {words[:300]}") from None
 
     def present(self, repo: str) -> Present | None:
+        """What the repository is now; None where there is none."""
         info = self._asked(lambda: self._hub.told(lambda _: self._api.model_info(repo, files_metadata=True)))
         if info is None:
             return None
@@ -222,6 +208,7 @@ class HuggingFace:
         return Present(bool(info.private), digests)
 
     def upload(self, parcel: Parcel, message: str) -> None:
+        """Make the repository where there is none, and put the files there in one commit."""
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.utils import disable_progress_bars
 
@@ -236,70 +223,5 @@ class HuggingFace:
             raise AdapterError(f"the Hub knows no {parcel.repo}, or the token may not write there")
 
     def address(self, repo: str) -> str:
-        return f"{self._api.endpoint}/{repo}"
-
-
-# ModelScope as a place to publish, by its own SDK where that is installed.
-#
-# Written from the SDK's documentation; it has never been run against ModelScope.
-
-T = TypeVar("T")
-PRIVATE, PUBLIC = 1, 5
-"""ModelScope's own numbers for who may read a model."""
-
-
-class ModelScope:
-    """modelscope.cn."""
-
-    def __init__(self) -> None:
-        try:
-            from modelscope.hub.api import HubApi
-        except ImportError:
-            raise AdapterError("publishing to ModelScope needs its SDK: pip install modelscope") from None
-        self._token = os.environ.get("MODELSCOPE_API_TOKEN", "")
-        if not self._token:
-            raise AdapterError("no token for ModelScope: set MODELSCOPE_API_TOKEN")
-        self._api: Any = HubApi()
-        self._asked(lambda: self._api.login(self._token))
-
-    def _asked(self, ask: Callable[[], T]) -> T:
-        """The SDK's answer; its errors, of whatever kind, as one sentence without the token."""
-        try:
-            return ask()
-        except AdapterError:
-            raise
-        except Exception as error:  # of the SDK, of requests, of the service's answer not being as expected
-            words = " ".join(str(error).split()).replace(self._token, "(token)")
-            raise AdapterError(f"ModelScope refused: {type(error).__name__}: {words[:300]}") from None
-
-    def present(self, repo: str) -> Present | None:
-        """What the repository is now."""
-        return self._asked(lambda: self._present(repo))
-
-    def _present(self, repo: str) -> Present | None:
-        if not self._api.repo_exists(repo, token=self._token):
-            return None
-        files = self._api.get_model_files(repo, recursive=True)
-        visibility = self._api.get_model(repo).get("Visibility", PUBLIC)
-        return Present(visibility != PUBLIC, {f["Path"]: f.get("Sha256", "") for f in files if f["Type"] == "blob"})
-
-    def upload(self, parcel: Parcel, message: str) -> None:
-        """Create and fill the repository."""
-        self._asked(lambda: self._upload(parcel, message))
-
-    def _upload(self, parcel: Parcel, message: str) -> None:
-        visibility = PRIVATE if parcel.private else PUBLIC
-        self._api.create_repo(parcel.repo, visibility=visibility, exist_ok=True, token=self._token)
-        with tempfile.TemporaryDirectory() as folder:
-            for name, content in parcel.files.items():
-                place = Path(folder) / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if isinstance(content, bytes):
-                    place.write_bytes(content)
-                else:
-                    place.symlink_to(content.resolve())
-            self._api.upload_folder(repo_id=parcel.repo, folder_path=folder, commit_message=message, token=self._token)
-
-    def address(self, repo: str) -> str:
         """Where to look at it."""
-        return f"https://modelscope.cn/models/{repo}"
+        return f"{self._api.endpoint}/{repo}"

@@ -26,7 +26,7 @@ with deferred():
     from training.run import folder as run_folder
 
 if TYPE_CHECKING:
-    from training.laptop.adapter.publish import ModelHub
+    pass
 
 CHECKPOINT_HELP = "step of the checkpoint, best or newest; default: best if known, else newest"
 
@@ -203,8 +203,7 @@ def merge(
 @task(
     auto_shortflags=False,
     help={
-        "repo": "repository to publish to, as OWNER/NAME",
-        "to": "hub (Hugging Face, or HF_ENDPOINT) or modelscope",
+        "repo": "repository on the Hub, or at HF_ENDPOINT, as OWNER/NAME",
         "run": "run id of a fetched run; default: the newest one on this machine",
         "merged": "publish the merged model instead of the adapter",
         "public": "make the repository public; default: private",
@@ -215,7 +214,6 @@ def merge(
 def publish(
     c: Context,
     repo: str = "",
-    to: str = "hub",
     run: str = "",
     merged: bool = False,
     public: bool = False,
@@ -230,8 +228,8 @@ def publish(
             )
         folder = publishing.local_run(run_folder.LOCAL_RUNS, run)
         what = publishing.parcel(folder, repo, merged, not public)
-        hub = _hub(to)
-        again = yes_command("publish", publish, repo=repo, to=to, run=run, merged=merged, public=public)
+        hub = publishing.HuggingFace()
+        again = yes_command("publish", publish, repo=repo, run=run, merged=merged, public=public)
 
         def show_and_ask(lines: list[str]) -> None:
             say("\n".join(lines))
@@ -239,13 +237,6 @@ def publish(
 
         publishing.publish(hub, what, f"{folder.name}, by spotune", yes, show_and_ask)
         print(f"published and verified: {hub.address(repo)}")
-
-
-def _hub(name: str) -> ModelHub:
-    known: dict[str, type[ModelHub]] = {"hub": publishing.HuggingFace, "modelscope": publishing.ModelScope}
-    if name not in known:
-        raise AdapterError(f"--to {name}: hub and modelscope are possible")
-    return known[name]()
 
 
 namespace = Collection(generate, evaluate, merge, publish)
