@@ -16,7 +16,7 @@ ROOMS = {
     "deploy": (1817, 19),
     "deploy/files": (25, 2),
     "deploy/on_node": (695, 7),
-    "inventory": (1472, 21),
+    "inventory": (1419, 21),
     "inventory/aliyun_ecs": (998, 12),
     "inventory/cloud": (271, 6),
     "inventory/localcloud": (1091, 13),

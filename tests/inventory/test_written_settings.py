@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from inventory.cluster_file import set_values, with_values
+from inventory.cluster_file import set_values
 from inventory.settings import SettingsError, load_settings
 
 SHIPPED = Path(__file__).parents[2] / "cluster.toml"
@@ -30,9 +29,6 @@ def test_the_shipped_file_gets_types_and_nodes_and_keeps_every_comment(shipped):
     assert (own.types, own.nodes) == (("ecs.gn7e-c16g1.4xlarge",), 1)
     assert set(before.splitlines()) - set(after.splitlines()) == {"nodes = 4"}
     assert set(after.splitlines()) - set(before.splitlines()) == {"nodes = 1", 'types = ["ecs.gn7e-c16g1.4xlarge"]'}
-    lines = after.splitlines()
-    place = lines.index('types = ["ecs.gn7e-c16g1.4xlarge"]')
-    assert lines[place - 1].startswith("# types = "), "it stands below the comment that explains it"
 
 
 def test_writing_the_same_again_changes_nothing_not_even_the_file(shipped):
@@ -43,50 +39,20 @@ def test_writing_the_same_again_changes_nothing_not_even_the_file(shipped):
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("before", "after"),
     [
-        ("nodes = 4   # of them, the first is the head\n", "# of them, the first is the head"),
-        ("  nodes=4\n", ""),
-        ("nodes = 4", ""),
+        ("[aliyun]\nnodes = 4  # one\nhours = 2\n", "[aliyun]\nnodes = 12  # one\nhours = 2\n"),
+        ("[aliyun]\nhours = 2\n\n[models]\nnames = []\n", "[aliyun]\nhours = 2\nnodes = 12\n\n[models]\nnames = []\n"),
+        ('name = "a"\n[models]\nnames = ["tiny"]', 'name = "a"\n[models]\nnames = ["tiny"]\n[aliyun]\nnodes = 12\n'),
+        ("aliyun = {nodes = 4}\n", "aliyun = {nodes = 12}\n"),
+        ("aliyun.nodes = 4\n", "aliyun.nodes = 12\n"),
     ],
 )
-def test_a_keys_own_comment_stays_behind_it(line, kept):
-    new = with_values(f"[aliyun]\n{line}", "aliyun", {"nodes": 12})
-    assert new.splitlines()[1].startswith("nodes = 12") and new.splitlines()[1].endswith(kept)
-    assert tomllib.loads(new) == {"aliyun": {"nodes": 12}}
-
-
-def test_a_comment_stays_in_its_column_where_there_is_room():
-    text = "[aliyun]\nnodes = 4            # why\nhours = 4            # how long\n"
-    assert with_values(text, "aliyun", {"nodes": 16}).splitlines()[1] == "nodes = 16           # why"
-
-
-def test_comments_inside_a_list_stay_as_comments():
-    text = '[aliyun]\ntypes = [\n  "ecs.a",  # the old ones\n  "ecs.b#1",\n]  # in order\nhours = 2\n'
-    new = with_values(text, "aliyun", {"types": ["ecs.c"]})
-    assert "the old ones" in new and "in order" in new and "hours = 2\n" in new
-    assert tomllib.loads(new) == {"aliyun": {"types": ["ecs.c"], "hours": 2}}
-
-
-def test_a_table_that_is_not_there_is_added_at_the_end():
-    text = 'name = "mine"\n[models]\nnames = ["tiny"]'
-    new = with_values(text, "aliyun", {"nodes": 2})
-    assert new.startswith(text) and tomllib.loads(new)["aliyun"] == {"nodes": 2}
-
-
-def test_a_key_of_the_same_name_in_another_table_is_left_alone():
-    text = "[other]\nnodes = 7\n[aliyun]\nhours = 1\n[third]\nnodes = 9\n"
-    assert tomllib.loads(with_values(text, "aliyun", {"nodes": 2})) == {
-        "other": {"nodes": 7},
-        "aliyun": {"nodes": 2, "hours": 1},
-        "third": {"nodes": 9},
-    }
-
-
-@pytest.mark.parametrize("text", ["aliyun = {nodes = 4}\n", "aliyun.nodes = 4\n"])
-def test_a_layout_that_is_not_understood_is_refused_with_what_to_write(text):
-    with pytest.raises(SettingsError, match=r"cannot be changed from here; write into it: nodes = 2$"):
-        with_values(text, "aliyun", {"nodes": 2})
+def test_a_key_is_written_where_its_table_is_and_all_else_stays(tmp_path, before, after):
+    path = tmp_path / "cluster.toml"
+    path.write_text(before)
+    set_values(path, "aliyun", {"nodes": 12})
+    assert path.read_text() == after
 
 
 @pytest.mark.parametrize(
