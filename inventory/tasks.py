@@ -118,7 +118,7 @@ def open_shell(c: Any, node: str = "", command: str = "") -> None:
     with sentences():
         cluster = clusters.load_cluster()
         argv = ssh_program.ssh_argv(ssh_program.node_named(cluster.nodes, node), command)
-        rental.used(cluster.settings)
+        rental.restore_lease(cluster.settings)
         sys.stdout.flush()
         try:
             os.execvp(argv[0], argv)

@@ -46,7 +46,7 @@ FROZEN = "was frozen"
 
 def head_disk(there: Existing) -> tuple[Instance, Disk]:
     """The head's machine and its data disk. Raises SnapshotError where there is none."""
-    head = next((each for each in members.present(there.instances) if members.number(each) == 1), None)
+    head = next((each for each in members.reachable(there.instances) if members.number(each) == 1), None)
     if head is None:
         raise SnapshotError("te1, the head, is missing: fab rebuild")
     disk = members.data_disk(head, there.disks)

@@ -94,7 +94,7 @@ def left_in_other_zones(wish: RentalWish, before: Existing, after: Existing) -> 
 
 def without_disk(existing: Existing) -> tuple[Instance, ...]:
     """Machines that stand and have no data disk yet: where the last rebuild was cut off."""
-    return tuple(i for i in members.counted(existing.instances) if members.data_disk(i, existing.disks) is None)
+    return tuple(i for i in members.usable(existing.instances) if members.data_disk(i, existing.disks) is None)
 
 
 def refuse_another(cluster: str, machines: UpPlan) -> None:
@@ -124,7 +124,7 @@ def _anew(owned: Sequence[Disk], snapshot: Snapshot) -> str:
 def _heads_disk(machines: UpPlan) -> Disk | None:
     """The data disk that te1 has, or gets back."""
     there = machines.existing
-    head = next((i for i in members.counted(there.instances) if members.number(i) == 1), None)
+    head = next((i for i in members.usable(there.instances) if members.number(i) == 1), None)
     return members.data_disk(head, there.disks) if head else machines.kept.get(1)
 
 

@@ -194,7 +194,9 @@ def _trainings(cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None
     try:
         with closing(head_node.RemoteHead(recovery.rented_nodes(cloud, settings)[0])) as head:
             learned = runs.with_checkpoint(head)
-            trainings = [seen for seen in runs.all_runs(head) if runs.trains(seen.run_id) and seen.run_id in learned]
+            trainings = [
+                seen for seen in runs.all_runs(head) if runs.is_training(seen.run_id) and seen.run_id in learned
+            ]
             return [(seen.run_id, seen.state) for seen in trainings]
     except (InventoryError, head_node.HeadError, launch.LaunchError, OSError):
         return None  # the rebuild is done all the same; then both ways on are said

@@ -79,7 +79,7 @@ def keep_head_disk(cloud: Cloud, settings: Settings, instances: Sequence[Instanc
 
     Raises RentError where there is no disk to keep, CloudError.
     """
-    if settings.rental.keep_data_disk == "none" or not (there := members.present(instances)):
+    if settings.rental.keep_data_disk == "none" or not (there := members.reachable(instances)):
         return
     head, k = there[0], members.number(there[0])
     disk = members.data_disk(head, cloud.disks(tags=tags.of_cluster(settings.name), instance_id=head.instance_id))

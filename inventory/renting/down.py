@@ -13,7 +13,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import access, cost, members, tags
 from inventory.renting.intents import DELETION, Intents, settle
-from inventory.renting.ledger import Entry, Holdings, Ledger, Left, holdings, left_elsewhere, stays
+from inventory.renting.ledger import Entry, Holdings, Ledger, Left, billed_elsewhere, holdings, stays
 from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -110,7 +110,7 @@ def plan_down(
     if remaining:  # they are entered with the key pairs
         plan = DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
     else:
-        left = left_elsewhere(cloud, settings)
+        left = billed_elsewhere(cloud, settings)
         plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
     ids = {each.instance_id for each in there.machines}
     plan = replace(plan, head_gone=_head_gone(ledger.gone(ids, cloud.now()), settings.name))

@@ -98,7 +98,7 @@ def extend(
 
     `watched`: this is done again and again. `confirm` is asked before they live for longer than `hours` from now on.
     """
-    machines = members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
+    machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
     if not machines or Ability.RELEASE_TIME not in cloud.abilities:
         return None
     now = cloud.now()
@@ -280,7 +280,7 @@ def _planned(machine: Instance) -> datetime | None:
 def _machines(cloud: Cloud, settings: Settings) -> tuple[Instance, ...]:
     if Ability.RELEASE_TIME not in cloud.abilities:
         return ()
-    return members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
+    return members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
 
 
 def _first(machines: Sequence[Instance]) -> datetime | None:

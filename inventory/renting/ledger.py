@@ -362,7 +362,7 @@ class Left:
         )
 
 
-def left_elsewhere(cloud: Cloud, settings: Settings) -> tuple[Left, ...]:
+def billed_elsewhere(cloud: Cloud, settings: Settings) -> tuple[Left, ...]:
     """Asked for by its id where this account's key reaches: what is gone there ends in its ledger."""
     book, now = Ledger.of(cloud, settings), cloud.now()
     found = [Left(settings.name, each) for each in _still(cloud, book, book.elsewhere(now))]
@@ -379,7 +379,7 @@ def other_billing(cloud: Cloud, settings: Settings, listed: Existing | None = No
     """What is billed beside the machines that a command works on, a line each: elsewhere, and here without a tag. Why
     that is not known stands for it where the cloud does not tell. `listed`: as `holdings` has it."""
     try:
-        return *holdings(cloud, settings, listed).notes, *(each.line for each in left_elsewhere(cloud, settings))
+        return *holdings(cloud, settings, listed).notes, *(each.line for each in billed_elsewhere(cloud, settings))
     except CloudError as error:
         return (f"what else is billed is not known: {error}",)
 

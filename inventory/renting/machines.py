@@ -125,7 +125,7 @@ def running(
         if unseen & (now_seen := {i.instance_id for i in listed}):
             intents.seen(sorted(now_seen))
             unseen -= now_seen
-        machines = members.counted(listed)
+        machines = members.usable(listed)
         _start(cloud, machines, started, report)
         waiting = [i for i in machines if i.status != "Running" or not members.address(settings, i)]
         if machines and not waiting and not unseen:

@@ -84,14 +84,14 @@ def members(instances: Sequence[Instance]) -> tuple[Instance, ...]:
     return tuple(sorted(instances, key=lambda i: (number(i) or NAMELESS, i.created, i.instance_id)))
 
 
-def counted(instances: Sequence[Instance]) -> tuple[Instance, ...]:
+def usable(instances: Sequence[Instance]) -> tuple[Instance, ...]:
     """Those that will still be there in ten minutes."""
     return tuple(i for i in members(instances) if not i.is_reclaimed)
 
 
-def present(instances: Sequence[Instance]) -> tuple[Instance, ...]:
+def reachable(instances: Sequence[Instance]) -> tuple[Instance, ...]:
     """Those one can still talk to: a machine under notice is there until another one has its number."""
-    taken = {number(i) for i in counted(instances)}
+    taken = {number(i) for i in usable(instances)}
     return tuple(i for i in members(instances) if not i.is_reclaimed or number(i) not in taken)
 
 
@@ -110,7 +110,7 @@ def names(instances: Sequence[Instance]) -> tuple[str, ...]:
 def missing(instances: Sequence[Instance], nodes: int) -> tuple[int, ...]:
     """The numbers to make for a cluster of `nodes`: as many as are wanting, lowest first; te1, without which no other
     is of use, however many others there are."""
-    there = counted(instances)
+    there = usable(instances)
     taken = {number(i) for i in there}
     free = [k for k in range(1, nodes + 1) if k not in taken]
     return tuple(free[: max(0 if 1 in taken else 1, nodes - len(there))])

@@ -65,7 +65,7 @@ class UpPlan:
     @property
     def there(self) -> tuple[Instance, ...]:
         """The machines that count: those that will still be there in ten minutes."""
-        return members.counted(self.existing.instances)
+        return members.usable(self.existing.instances)
 
     @property
     def longer(self) -> tuple[Instance, ...]:
@@ -199,7 +199,7 @@ def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Insta
 
 
 def _surprises(instances: Sequence[Instance]) -> list[str]:
-    there = members.counted(instances)
+    there = members.usable(instances)
     said = [
         f"{members.label(i)} is being reclaimed by the cloud; it is not counted" for i in instances if i.is_reclaimed
     ]

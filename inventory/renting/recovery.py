@@ -102,7 +102,7 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.
     """
     wanted = tags.of_cluster(settings.name)
-    there = members.present(cloud.instances(tags=wanted))
+    there = members.reachable(cloud.instances(tags=wanted))
     if not there:
         raise SettingsError(_no_machines(cloud, settings))
     if members.number(there[0]) != 1:

@@ -50,7 +50,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
         left = WayBack(waiting_for(disks, {1}).get(1), newest(snapshots))
         display(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}")
     display(*stays_lines(cost.loose(disks), months, snapshots, settings, currency))
-    display(*(each.line for each in ledger.left_elsewhere(cloud, settings)))
+    display(*(each.line for each in ledger.billed_elsewhere(cloud, settings)))
     if table := past_table(past, settings.name, now):
         display(table)
     display(month_line(spent, currency))
@@ -71,7 +71,7 @@ def show_machines(settings: Settings) -> None:
         display(machines_table(instances, settings, cloud.now()))
         if stopped := [members.label(each) for each in instances if each.status == "Stopped"]:
             display(f"stopped: {', '.join(stopped)}; fab up starts what is stopped")
-        if lacking := members.lacking(members.names(members.present(instances)), settings):
+        if lacking := members.lacking(members.names(members.reachable(instances)), settings):
             display(f"{lacking.message}: {lacking.mend}")
         display(*ledger.other_billing(cloud, settings))  # where there are none, why the command ends says it
 

@@ -65,7 +65,7 @@ def measure(rank: Rank) -> dict[str, float]:
     strategy = registry.build(work.recipe, work.model_dir, 1)
     progress = finetune.RunProgress()
     with ExitStack() as at_the_end:
-        run = finetune.ready(work, rank, strategy, None, at_the_end)
+        run = finetune.build_run(work, rank, strategy, None, at_the_end)
         bare, profile = Bare(run), Profile(rank, 0)
 
         def our_step() -> None:

@@ -180,18 +180,18 @@ def test_what_is_wanted_every_so_many_steps_waits_until_the_replicas_have_met():
     recipe = load_recipe("tiny", {"strategy": "zero0", "sync_every": "10"})
     met = [step for step in range(1, 48) if recipe.synchronizes(step, 47)]
     assert met == [10, 20, 30, 40, 47]
-    assert [step for step in met if recipe.falls_due(15, step)] == [20, 30, 47]
-    assert [step for step in met if recipe.falls_due(4, step)] == met
+    assert [step for step in met if recipe.is_due(15, step)] == [20, 30, 47]
+    assert [step for step in met if recipe.is_due(4, step)] == met
     together = load_recipe("tiny")
-    assert [step for step in range(1, 10) if together.falls_due(3, step)] == [3, 6, 9]
+    assert [step for step in range(1, 10) if together.is_due(3, step)] == [3, 6, 9]
 
 
 def test_a_checkpoint_goes_on_with_as_many_steps_between_meetings(tmp_path):
     recipe = load_recipe("tiny", {"strategy": "zero0"})
-    state = TrainerState(4, 16, 100, 2, recipe.maths(), "", "base", "data", [], 4, 2)
-    assert refuse_other(tmp_path, state, recipe.maths(), "base", "data") == []
+    state = TrainerState(4, 16, 100, 2, recipe.compute_keys(), "", "base", "data", [], 4, 2)
+    assert refuse_other(tmp_path, state, recipe.compute_keys(), "base", "data") == []
     with pytest.raises(CheckpointError, match="sync_every was 1 and is 5"):
-        refuse_other(tmp_path, state, with_changes(recipe, sync_every=5).maths(), "base", "data")
+        refuse_other(tmp_path, state, with_changes(recipe, sync_every=5).compute_keys(), "base", "data")
 
 
 def test_a_network_below_half_a_gigabit_gets_advice_and_a_faster_one_none():

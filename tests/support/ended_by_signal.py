@@ -12,10 +12,10 @@ from inventory.renting import machines
 from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
-from training.laptop import after_loss, attach, rental
+from training.laptop import attach, lost_machines, rental
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 
 
 def main(name, folder, *ignored):
@@ -35,7 +35,7 @@ def main(name, folder, *ignored):
         return rented.cloud
 
     attach.follow, rental.open_cloud = follow, open_cloud
-    after_loss.followed(OpenCluster(HereHead(folder / "runs"), (node(),), rented.settings), "tiny-20260131-154500")
+    lost_machines.followed(Session(HereHead(folder / "runs"), (node(),), rented.settings), "tiny-20260131-154500")
     print("went on")
 
 

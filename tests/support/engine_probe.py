@@ -79,9 +79,9 @@ def run(case, job, samples, results):
         if step == case.get("keep_at"):
             keep(strategy.gather(), case["keep"])
         numbers = order.step(step)
-        learned = len(numbers) if recipe.prefers else sum(samples[number].learned for number in numbers)
+        learned = len(numbers) if recipe.is_dpo else sum(samples[number].learned for number in numbers)
         mine = micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
-        batches = [collate([rows[n] for n in part], 0, recipe.batching, recipe.prefers) for part in mine]
+        batches = [collate([rows[n] for n in part], 0, recipe.batching, recipe.is_dpo) for part in mine]
         sums = strategy.learn(batches, 1 / learned)
         both = torch.stack((sums.loss.double(), sums.correct.double()))
         dist.all_reduce(both)
@@ -98,7 +98,7 @@ def run(case, job, samples, results):
     most, fetched, summed_bytes = gathered.most, gathered.fetched, summed.bytes
     state = strategy.gather()  # before the evaluation, which would leave a small model's slices gathered
     unseen = [[Sample(*sample)] for sample in job.get("held_out", ())] or rows[:3]
-    held_out = strategy.evaluate([collate(unseen, 0, recipe.batching, recipe.prefers)])
+    held_out = strategy.evaluate([collate(unseen, 0, recipe.batching, recipe.is_dpo)])
     if "keep" in case and "keep_at" not in case:
         keep(state, case["keep"])
     if "saved" in case and rank == 0:
@@ -129,7 +129,7 @@ def run(case, job, samples, results):
 
 def rows_of(samples, recipe):
     """A sample each; where pairs are learned from, two."""
-    each = 2 if recipe.prefers else 1
+    each = 2 if recipe.is_dpo else 1
     return [samples[first : first + each] for first in range(0, len(samples), each)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from inventory.nodes import Node
 from inventory.settings import Network, Settings
 from training.laptop.head_node import Head, RemoteHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.folder import REMOTE_RUNS
 
 
@@ -50,7 +50,7 @@ class HeadOver(RemoteHead):
         self._connect = connect  # type: ignore[method-assign]
 
 
-def cluster_of(head: Head, nodes: Sequence[Node] = (), line_rate_gbps: float = 0, name: str = "mine") -> OpenCluster:
+def cluster_of(head: Head, nodes: Sequence[Node] = (), line_rate_gbps: float = 0, name: str = "mine") -> Session:
     """A cluster that this head leads."""
     settings = Settings(name=name, provider="static", network=Network(line_rate_gbps=line_rate_gbps))
-    return OpenCluster(head, tuple(nodes), settings)
+    return Session(head, tuple(nodes), settings)

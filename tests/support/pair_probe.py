@@ -22,7 +22,7 @@ from training.node.finetune import Run, RunProgress, Work, optimizer_step
 from training.node.measuring import evaluate, held_gib
 from training.node.rank import place_of
 from training.node.strategies.optimizer import WholeOptimizer
-from training.node.strategies.strategy import Stepped, Sums
+from training.node.strategies.strategy import LossSums, StepResult
 from training.node.strategies.zero import init_process_group
 
 LENGTHS = (3, 9, 5, 7, 4, 8)
@@ -57,10 +57,10 @@ class Double:
         learned = targets[targets >= 0]
         self.rows += sorted(set(learned.tolist()))
         total = learned.sum().double() if self.counts else torch.zeros((), dtype=torch.float64)
-        return Sums(total, torch.tensor(len(learned) // 2 if self.counts else 0))
+        return LossSums(total, torch.tensor(len(learned) // 2 if self.counts else 0))
 
     def step(self, lr):
-        return Stepped(1.0, skipped=False)
+        return StepResult(1.0, skipped=False)
 
 
 def rows_and_counts(replicas):

@@ -18,7 +18,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
-from training.node.model import draw
+from training.node.model import init_adapter
 
 
 class InOrder(DPOTrainer):
@@ -56,7 +56,7 @@ def main():
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    draw(trainer.model, job["seed"])
+    init_adapter(trainer.model, job["seed"])
     trainer.train()
     (folder / "log.json").write_text(json.dumps(trainer.state.log_history))
 

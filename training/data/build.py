@@ -20,7 +20,7 @@ from training.data.answers import Rendered
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed
 from training.data.look.survey import survey
-from training.data.look.watch import Watch
+from training.data.look.watch import DataStatistics
 from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
 from training.data.sample import IGNORED, Bad, BadRecord, DataError, NothingLeftError
@@ -96,7 +96,7 @@ class Build:
     recipe: Recipe
     folder: Path
     bad: Bad
-    watch: Watch
+    watch: DataStatistics
     files: Sequence[Path] = ()
     """Of the data, where not all are to be read."""
     most: int | None = None
@@ -112,7 +112,7 @@ class Build:
         from."""
         parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
         self._writers = {
-            part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.prefers)
+            part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.is_dpo)
             for part in parts
         }
         waiting: list[Waiting] = []
@@ -130,7 +130,7 @@ class Build:
         return {part: writer.finish(facts) for part, writer in self._writers.items()}
 
     def _rendered(self, source: Source) -> Iterator[Waiting]:
-        rendered_of = encode.rendered if self.recipe.prefers else Encoder.rendered
+        rendered_of = encode.rendered if self.recipe.is_dpo else Encoder.rendered
         validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation)
         for number, (where, record) in enumerate(islice(records(source, self.bad, self.files), self.most)):
             refuse_other_goal(record.shape, self.recipe.goal)
@@ -153,7 +153,7 @@ class Build:
         for one in waiting:
             writer = self._writers[one.part]
             samples = [next(made) for _ in one.rendered]
-            pair = [sample for sample, _ in samples] if self.recipe.prefers else []
+            pair = [sample for sample, _ in samples] if self.recipe.is_dpo else []
             if pair and (wrong := encode.fault(pair, self.recipe.max_length)):
                 self.bad.add(one.where, wrong)
                 continue
@@ -218,7 +218,7 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         found = survey(source, _quiet)
-        Build(encoder, recipe, fresh, bad, Watch(found.records, 0, _quiet)).run(source, content)
+        Build(encoder, recipe, fresh, bad, DataStatistics(found.records, 0, _quiet)).run(source, content)
         (fresh / LOOK).write_text(surveyed(found, bad.skip).text() + "\n", encoding="utf-8")
         try:
             fresh.rename(entry)

@@ -20,9 +20,9 @@ from training.laptop import runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.status import progress, stopping
-from training.plan.ladder import ladder, ladder_lines
+from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
 from training.run.folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, REPORT, STATUS, parse_status
@@ -86,7 +86,7 @@ def resume_command(run_id: str, here: bool) -> str:
     return f"fab train --resume {run_id}{' --here' if here else ''}"
 
 
-def conclude(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = False) -> None:
+def print_outcome(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = False) -> None:
     """Say how a run ended, and how it goes on unless that was told. Raises RunFailed for a failure, after the failing
     rank's last words; LaunchError where what the run was given is to blame."""
     cause = seen.status.cause.kind if seen.status else "unknown"
@@ -103,7 +103,7 @@ def conclude(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = False)
         raise RunFailed(f"{run_id} failed: {reason}")
     print(ending(run_id, seen))
     unsaved = cause == "asked" and not (seen.status and seen.status.cause.saved)
-    if cause in NEXT_STEPS and runs.trains(run_id) and not (ways_told or unsaved):
+    if cause in NEXT_STEPS and runs.is_training(run_id) and not (ways_told or unsaved):
         print(NEXT_STEPS[cause].format(resume=resume_command(run_id, head.here)))
 
 
@@ -120,7 +120,9 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
         recipe = Recipe.model_validate(tomllib.loads(runs.recipe_text(head, run_id)))
         predicted = runs.predicted(head, run_id)
         cards = predicted["card"] is not None
-        rungs = ladder(recipe, read_outline(predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
+        rungs = memory_options(
+            recipe, read_outline(predicted["shape"]), predicted["ranks"], predicted["longest"], cards
+        )
     except (LaunchError, KeyError, TypeError, ValueError):  # damaged: the reason stands alone
         return []
     return ladder_lines(rungs, predicted)
@@ -159,7 +161,7 @@ def collect_results(head: Head, run_id: str, full: bool = False) -> int | None:
 def print_results_place(head: Head, run_id: str) -> None:
     """After a run that was only followed: what it learned, verified, where it ran on this machine; else the command
     that brings it home. Nothing of a check, and nothing where there is no checkpoint."""
-    if not runs.trains(run_id) or runs.checkpoint_step(head, run_id) is None:
+    if not runs.is_training(run_id) or runs.checkpoint_step(head, run_id) is None:
         return
     if head.here:
         collect_results(head, run_id)
@@ -212,7 +214,7 @@ def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = Fal
     collect_results(head, run_id, full)
 
 
-def show_log(cluster: OpenCluster, run_id: str, rank: int, facts: bool) -> None:
+def show_log(cluster: Session, run_id: str, rank: int, facts: bool) -> None:
     """The end of a run's log and how it ended; a rank's own, from its node; or what NCCL said."""
     head = cluster.head
     if rank >= 0:

@@ -22,7 +22,7 @@ from training.data.build import TRAIN, Build
 from training.data.encode import Encoder
 from training.data.hub import is_dataset_name
 from training.data.look.take import load_tokenizer
-from training.data.look.watch import Watch
+from training.data.look.watch import DataStatistics
 from training.data.prepared import pack
 from training.data.probe import words_of
 from training.data.readers import Source, none_in, paths_of, records
@@ -101,7 +101,7 @@ def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe,
     its = Bad(bad.skip, cure=bad.cure)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     with tempfile.TemporaryDirectory() as folder:
-        build = Build(encoder, recipe, Path(folder), its, Watch(first, 0, _untold), most=first)
+        build = Build(encoder, recipe, Path(folder), its, DataStatistics(first, 0, _untold), most=first)
         try:
             report = build.run(source, content="")[TRAIN]
         except NothingLeftError:

@@ -30,11 +30,11 @@ from training.laptop import data_size, new_run, preparing
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.head_node import HeadError
 from training.laptop.hub import another, download_command, hub_address, mirror
-from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
-from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
-from training.laptop.starting import turn
+from training.laptop.open_cluster import LOOKS_HERE, Session, open_cluster
+from training.laptop.start_run import KINDS_OF_DATA, TrainingData, files_of
+from training.laptop.starting import hold_start_lock
 from training.models.folder import FOLDER
-from training.plan.teaches import few_steps
+from training.plan.data_checks import few_steps
 from training.recipe.recipe import Recipe
 from training.recipe.tables import SFT
 from training.text.counts import NONE, many, plain, size_text
@@ -105,7 +105,7 @@ def next_step(asked: Question, found: Look) -> str:
     return f"next: fab train --model {shlex.quote(asked.model)}{asked.flags}{''.join(more)} --dry{elsewhere}"
 
 
-def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
+def _look(asked: Question, given: TrainingData, now: datetime, tell: Tell) -> Look:
     home = data_size.home_of(asked.recipe) if asked.recipe else None
     lacks = _lacks(asked, home)
     source = _source(asked, given, bool(lacks))
@@ -131,8 +131,8 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return replace(surveyed(found, asked.skip_bad), refused=said)
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(opened(False, instead))
-            stack.enter_context(turn(cluster.head))
+            cluster = stack.enter_context(open_cluster(False, instead))
+            stack.enter_context(hold_start_lock(cluster.head))
         except (InventoryError, HeadError) as error:
             if found is None:
                 raise
@@ -141,7 +141,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return _on_head(cluster, asked, given, now, tell)
 
 
-def _source(asked: Question, given: Data, leave_to_head: bool) -> Source | None:
+def _source(asked: Question, given: TrainingData, leave_to_head: bool) -> Source | None:
     """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
     if not given.from_hub:
         return given.source
@@ -162,13 +162,13 @@ def _lacks(asked: Question, home: Path | None) -> str:
     return ""
 
 
-def _on_head(cluster: OpenCluster, asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
+def _on_head(cluster: Session, asked: Question, given: TrainingData, now: datetime, tell: Tell) -> Look:
     """In a folder like a run's, which is gone afterwards. A run that goes on is not disturbed."""
     assert asked.recipe
-    with new_run.claimed(cluster.head, KIND, now) as run_id:
+    with new_run.new_run_folder(cluster.head, KIND, now) as run_id:
         launch = cluster.launch(run_id, "training.node.look")
         find_base_model(cluster.head, asked.recipe, launch, cluster.models)
-        new_run.put_new(cluster.head, launch, {"recipe.toml": asked.recipe.to_toml(), **given.files})
+        new_run.upload_new_run(cluster.head, launch, {"recipe.toml": asked.recipe.to_toml(), **given.files})
         arguments = ["--run", launch.run_dir, "--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
         command = preparing.program_command(launch, launch.module, arguments, from_hub=given.from_hub)
         with cluster.head.talk(command) as program:

@@ -51,7 +51,7 @@ class EarlierAdapter:
         """LaunchError where a recipe has another adapter, or one on another model; where it needs this adapter twice,
         once to learn and once as it was."""
         self._refuse_as_reference(recipe)
-        mine, wanted = self.recipe(self.run_id, {}).maths(), recipe.maths()
+        mine, wanted = self.recipe(self.run_id, {}).compute_keys(), recipe.compute_keys()
         if differs := [key for key in IN_THE_WEIGHTS if mine.get(key) != wanted.get(key)]:
             said = ", ".join(f"{key} {mine.get(key)}, not {wanted.get(key)}" for key in differs)
             raise LaunchError(
@@ -70,7 +70,7 @@ class EarlierAdapter:
     def _refuse_as_reference(self, recipe: Recipe) -> None:
         """The reference of goal dpo is the policy that a stage begins with (arXiv 2305.18290, section 4); with the
         adapter off it would be the base model without what the earlier run has learned."""
-        if recipe.prefers:
+        if recipe.is_dpo:
             home = "--here" if self.head.here else "--fetch"
             here = " --here" if self.head.here else ""
             raise LaunchError(
@@ -87,7 +87,7 @@ class EarlierAdapter:
             head.shell(f'mkdir -p "$(dirname {there})" && cp {shlex.quote(str(self.weights))} {there}', 600)
         else:
             files[WEIGHTS] = self.weights
-        new_run.put(head, launch, files)
+        new_run.upload(head, launch, files)
         wanted = self.stages[-1].adapter
         if head.shell(f"sha256sum {shlex.quote(f'{launch.run_dir}/{WEIGHTS}')}", 60).split()[0] != wanted:
             raise LaunchError(f"--from-adapter {self.run_id}: {self.weights} is damaged on {self.head.name}")

@@ -21,11 +21,11 @@ from training.run.checkpoint_files import (
     DamagedError,
     FetchError,
     check_sums,
+    link,
     link_checkpoint,
     parsed_sums,
     part_of,
     planned_base_model,
-    point,
     sums_at,
     take_undamaged,
     verify_checkpoint,
@@ -197,7 +197,7 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
         check_sums(fresh, wanted)
         verify_checkpoint(fresh, planned_base_model(local))
         _replace(home, fresh)
-    point(local, Path(name))
+    link(local, Path(name))
 
 
 def _take_over(home: Path, fresh: Path, files: set[str]) -> None:

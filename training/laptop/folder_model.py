@@ -32,8 +32,8 @@ from training.laptop.hub import (
     spare_pad,
     template_of,
 )
-from training.laptop.open_cluster import OpenCluster, opened
-from training.laptop.starting import turn
+from training.laptop.open_cluster import Session, open_cluster
+from training.laptop.starting import hold_start_lock
 from training.models.derive import Source, new_recipe, uncounted
 from training.models.folder import (
     CURE,
@@ -126,7 +126,7 @@ def builder(whose: str) -> Iterator[Ask]:
         return
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(opened(False))
+            cluster = stack.enter_context(open_cluster(False))
             refuse_no_environment(cluster.head, cluster.launch(KIND, OUTLINE))
         except (InventoryError, LaunchError) as error:
             raise PlanError(
@@ -147,13 +147,13 @@ def counted(folder: Path, whose: str) -> ModelShape:
     return shape_of(folder, cached_outlines(), ask)
 
 
-def _ask_head(cluster: OpenCluster, module: str, folder: Path, limit_s: float) -> dict[str, Any]:
+def _ask_head(cluster: Session, module: str, folder: Path, limit_s: float) -> dict[str, Any]:
     """In a folder like a run's, which is gone afterwards; a run that goes on is not disturbed."""
     head, place = cluster.head, f"model/{folder.name}"
-    with turn(head), new_run.claimed(head, KIND, datetime.now(UTC)) as run_id:
+    with hold_start_lock(head), new_run.new_run_folder(head, KIND, datetime.now(UTC)) as run_id:
         launch = cluster.launch(run_id, module)
         tensors = {f"{place}/{TENSORS}": json.dumps(found)} if (found := described(folder)) else {}
-        new_run.put_new(head, launch, {f"{place}/{CONFIG}": folder / CONFIG, **tensors})
+        new_run.upload_new_run(head, launch, {f"{place}/{CONFIG}": folder / CONFIG, **tensors})
         arguments = ["--config", f"{launch.run_dir}/{place}", "--attached"]
         command = preparing.program_command(launch, module, arguments, from_hub=False)
         with head.talk(command) as program:

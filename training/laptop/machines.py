@@ -151,7 +151,7 @@ def _without_price(nodes: Sequence[Node]) -> tuple[str, ...]:
 def _rented(settings: Settings, wanted: int) -> Fleet:
 
     cloud = opening.open_cloud(settings)
-    there = members.present(cloud.instances(tags=tags.of_cluster(settings.name)))
+    there = members.reachable(cloud.instances(tags=tags.of_cluster(settings.name)))
     if there and wanted in {0, len(there)}:
         return _standing(cloud, settings, there)
     wish = wanted or settings.rental.nodes

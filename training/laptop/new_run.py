@@ -18,8 +18,17 @@ from typing import Any
 from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.head_node import Head, HeadError
-from training.laptop.open_cluster import OpenCluster
-from training.laptop.starting import Turn, claim, drop, in_the_way, keep, remove_abandoned, turn, under_way
+from training.laptop.open_cluster import Session
+from training.laptop.starting import (
+    StartLock,
+    commit_run,
+    discard_run,
+    hold_start_lock,
+    in_the_way,
+    remove_abandoned,
+    reserve_run_id,
+    under_way,
+)
 from training.run import notices as reclaim
 from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
 from training.run.notices import RECORD, DiskRecord, parse_record
@@ -51,7 +60,7 @@ def wait_or_end(head: Head, run_id: str) -> str:
     return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"
 
 
-def under_notice(cluster: OpenCluster) -> list[reclaim.Notice]:
+def under_notice(cluster: Session) -> list[reclaim.Notice]:
     """The nodes of which the cloud has said that it takes them back, as the head knows; the soonest first."""
     if cluster.head.here:
         return []
@@ -67,7 +76,7 @@ def who_goes(notices: Sequence[reclaim.Notice]) -> str:
     return reclaim.words(notices, lambda at: clock(datetime.fromtimestamp(at, UTC)))
 
 
-def refuse_reclaimed(cluster: OpenCluster) -> None:
+def refuse_reclaimed(cluster: Session) -> None:
     """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
     if soon := under_notice(cluster):
         without_head = cluster.head.name in {notice.node for notice in soon}
@@ -80,7 +89,7 @@ def refuse_reclaimed(cluster: OpenCluster) -> None:
         raise LaunchError(f"{who_goes(soon)}: nothing is started; {way}")
 
 
-def refuse_other_disk(cluster: OpenCluster) -> None:
+def refuse_other_disk(cluster: Session) -> None:
     """LaunchError where the head's /data is another cluster's, or not on the disk it was on at the last base deploy."""
     head = cluster.head
     if head.here or (record := disk_record(head)) is None:
@@ -161,10 +170,10 @@ def pack(files: Mapping[str, Path | str], archive: Path) -> None:
 
 
 @contextmanager
-def alone(cluster: OpenCluster) -> Iterator[Turn]:
+def start_lock(cluster: Session) -> Iterator[StartLock]:
     """Inside, nobody else starts anything on the head, no run is going on there, and what is started can stay: no node
     is about to be taken back, and the head's disk is this cluster's own. Raises LaunchError."""
-    with turn(cluster.head) as mine:
+    with hold_start_lock(cluster.head) as mine:
         refuse_active(cluster.head)
         refuse_reclaimed(cluster)
         refuse_other_disk(cluster)
@@ -173,24 +182,24 @@ def alone(cluster: OpenCluster) -> Iterator[Turn]:
 
 
 @contextmanager
-def claimed(head: Head, name: str, now: datetime) -> Iterator[str]:
+def new_run_folder(head: Head, name: str, now: datetime) -> Iterator[str]:
     """The id of a new run, whose folder is made; nothing of it is left where it was not started inside."""
-    mine = claim(head, name, now)
+    mine = reserve_run_id(head, name, now)
     try:
         yield mine.run_id
     finally:
         with suppress(HeadError):  # the reason is being raised already
-            drop(head, mine)
+            discard_run(head, mine)
 
 
 def start(head: Head, launch: Launch) -> None:
     """Start what is ready; that it is this side's turn was confirmed."""
-    keep(head, launch.run_id)
+    commit_run(head, launch.run_id)
     head.start(launch)
 
 
 def start_ranks(
-    cluster: OpenCluster,
+    cluster: Session,
     kind: str,
     now: datetime,
     module: str,
@@ -200,37 +209,37 @@ def start_ranks(
 ) -> Launch:
     """Start ranks that are no training as trainings are started. `kind`: what their run id begins with."""
     head = cluster.head
-    with alone(cluster) as mine, claimed(head, kind, now) as run_id:
+    with start_lock(cluster) as mine, new_run_folder(head, kind, now) as run_id:
         launch = cluster.launch(run_id, module)
         launch = replace(launch, env={**launch.env, **(env or {})})
         plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
-        put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **(files or {})})
+        upload_new_run(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **(files or {})})
         mine.confirm()
         start(head, launch)
     return launch
 
 
-def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+def upload_new_run(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
     """Ship code, data and metadata into a new run folder."""
-    put(head, launch, {**code_files(), **launch_files(launch), **files})
+    upload(head, launch, {**code_files(), **launch_files(launch), **files})
 
 
-def put_plan(head: Head, launch: Launch, plan: str) -> None:
+def upload_plan(head: Head, launch: Launch, plan: str) -> None:
     """The last files of a run that is ready to start: its plan, and its launch as that wants it."""
-    put(head, launch, {"plan.json": plan, **launch_files(launch)})
+    upload(head, launch, {"plan.json": plan, **launch_files(launch)})
 
 
-def going_on(cluster: OpenCluster, run_id: str, force: bool) -> Launch:
+def going_on(cluster: Session, run_id: str, force: bool) -> Launch:
     """How a run goes on from its newest checkpoint, on the nodes there are now."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
     launch = cluster.launch(run_id, old.module, ("--resume", *(["--force"] if force else [])))
     return replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
 
 
-def put_again(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+def upload_resumed(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
     """Today's code, the launch and `files` into the folder of a run that goes on."""
     head.shell(f"rm -rf {shlex.quote(launch.run_dir)}/training")
-    put(head, launch, {**code_files(), **launch_files(launch), **files})
+    upload(head, launch, {**code_files(), **launch_files(launch), **files})
 
 
 def _spent(head: Head, old: Launch, new: Launch) -> float:
@@ -241,7 +250,7 @@ def _spent(head: Head, old: Launch, new: Launch) -> float:
     return old.spent_before if so_far is None else so_far
 
 
-def put(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+def upload(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
     """Some more files into a run's folder."""
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / f"spotune-{launch.run_id}.tar.gz"

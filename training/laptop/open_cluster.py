@@ -32,7 +32,7 @@ LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
 
 
 @dataclass(frozen=True)
-class OpenCluster:
+class Session:
     """A head and the nodes its runs use, itself the first of them."""
 
     head: Head
@@ -141,7 +141,7 @@ def _host(node: Node) -> Host:
 
 
 @contextmanager
-def here_named(instead: str = "") -> Iterator[None]:
+def hint_here(instead: str = "") -> Iterator[None]:
     """Inside, why there is no cluster names --here too: `instead`, what the command does with it, where no cloud can be
     asked from here yet; else that runs were made on this machine, where some were."""
     try:
@@ -155,17 +155,17 @@ def here_named(instead: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def opened(here: bool, instead: str = "") -> Iterator[OpenCluster]:
+def open_cluster(here: bool, instead: str = "") -> Iterator[Session]:
     """The cluster of cluster.toml, or this machine; the connection to its head is closed in the end. `instead`: as
-    `here_named` has it."""
+    `hint_here` has it."""
     if here:
-        yield OpenCluster(HereHead(Path(LOCAL_RUNS)))
+        yield Session(HereHead(Path(LOCAL_RUNS)))
         return
-    with here_named(instead):
+    with hint_here(instead):
         cluster = load_cluster()
     head = RemoteHead(cluster.head, cluster.settings.deploy_command)
     try:
-        yield OpenCluster(head, cluster.nodes, cluster.settings)
+        yield Session(head, cluster.nodes, cluster.settings)
     finally:
         head.close()
 

@@ -12,10 +12,10 @@ from training.cost.cards import lacks_bfloat16
 from training.laptop import plan_options
 from training.laptop.data_size import Size
 from training.laptop.plan_options import PlanQuestion
+from training.plan.data_checks import enough_records
 from training.plan.machines import NETWORK, TAKEN
 from training.plan.notes import SETTING, Rounded, four_bits_faster
 from training.plan.options import Choice, Option, Search, choose
-from training.plan.teaches import enough
 from training.recipe.model_types import once_a_sample
 from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
 from training.recipe.tables import DPO
@@ -145,7 +145,7 @@ def _before(asked: PlanQuestion) -> Iterator[str]:
 def _too_little(asked: PlanQuestion) -> Iterator[str]:
     """What the table of a start would say of so few records."""
     if size := asked.size:
-        found = enough(asked.recipe, size.records, size.work.rows, asked.recipe.goal == DPO)
+        found = enough_records(asked.recipe, size.records, size.work.rows, asked.recipe.goal == DPO)
         if found.severity != "ok":
             yield found.sentence
 

@@ -19,7 +19,7 @@ from training.data.sample import DataError
 from training.laptop import attach, measurements, new_run
 from training.laptop.head_node import Head, HeadError, within
 from training.laptop.hub import hub_address
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.runs import CHECK
 from training.laptop.status import check_report
 from training.plan.calibration import Calibration, Ranks
@@ -106,7 +106,7 @@ def program_command(launch: Launch, module: str, arguments: Sequence[str], *, fr
 
 
 def find_facts(
-    cluster: OpenCluster,
+    cluster: Session,
     launch: Launch,
     recipe: Recipe,
     prepared: Mapping[str, Any],
@@ -121,7 +121,7 @@ def find_facts(
     return read_facts(prepared, metadata, nodes, known_of(cluster, launch, nodes))
 
 
-def known_of(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:
+def known_of(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:
     """How fast these nodes are."""
     found = measurements.fetched("").and_also(measurements.of_head(cluster.head))
     whose, rate = ranks_of(cluster, launch, nodes), cluster.line_rate_gbps
@@ -129,7 +129,7 @@ def known_of(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]
     return replace(link, runs=found.runs)
 
 
-def ranks_of(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Ranks:
+def ranks_of(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Ranks:
     """Those of a launch, to look up what was measured of them."""
     names = frozenset(host.name for host in launch.hosts) if cluster.settings else frozenset()
     cards = dict.fromkeys(card.name for card in rank_cards(nodes))
@@ -160,12 +160,12 @@ def known(
     return Known(LINE_SHARE * line_rate_gbps / 8 * 1e9, "its promised line rate", made)
 
 
-def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe, nodes: Sequence[NodeHardware]) -> Launch:
+def in_stage_order(cluster: Session, launch: Launch, recipe: Recipe, nodes: Sequence[NodeHardware]) -> Launch:
     """The launch with its nodes in the order in which the stages of a pipeline talk fastest, by what `fab check`
     measured last between each two of them; the head stays the first. Nodes of different cards stay as they stand: the
     layers were shared out by that."""
     slots = {host.slots for host in launch.hosts}
-    if not recipe.staged or len(slots) != 1 or len(set(rank_cards(nodes))) > 1:
+    if not recipe.is_pipeline or len(slots) != 1 or len(set(rank_cards(nodes))) > 1:
         return launch
     checks = _checks(ranks_of(cluster, launch, nodes), measurements.of_head(cluster.head).checks)
     newest = max(checks, key=lambda result: float(result["time"]), default=None)
@@ -196,13 +196,13 @@ def _are_of(result: Result, whose: Ranks) -> bool:
     return same and on_cards == bool(whose.cards) and whose.are_on(comm_report.node_names(result))
 
 
-def check(cluster: OpenCluster, now: datetime, line_rate_gbps: float, as_json: bool) -> None:
+def check(cluster: Session, now: datetime, line_rate_gbps: float, as_json: bool) -> None:
     """Run it, bring its result home and show it; Ctrl-C leaves it to go on. Raises RunFailed for wrong results."""
     run_id = start(cluster, now)
     seen = attach.attach(cluster.head, run_id)
     if seen is None:
         return
-    attach.conclude(cluster.head, run_id, seen)
+    attach.print_outcome(cluster.head, run_id, seen)
     attach.collect_results(cluster.head, run_id)
     results, unreadable = fetched_results(LOCAL_RUNS)
     for phrase in unreadable:
@@ -218,7 +218,7 @@ def check(cluster: OpenCluster, now: datetime, line_rate_gbps: float, as_json: b
         raise attach.RunFailed("the collectives compute wrong results; do not train on these nodes")
 
 
-def start(cluster: OpenCluster, now: datetime) -> str:
+def start(cluster: Session, now: datetime) -> str:
     """Start a communication check; gives its run id."""
     return new_run.start_ranks(cluster, CHECK, now, "training.node.commcheck").run_id
 

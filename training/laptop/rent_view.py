@@ -29,7 +29,7 @@ from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import PlanWish, subject
 from training.laptop.plan_view import BESIDES, at_worst, data_line, steps_of
 from training.models.names import typed
-from training.plan.frontier import Offered, Way, cheaper_in_numbers, has_rows, rows, ways
+from training.plan.frontier import Offered, RentOption, cheaper_in_numbers, has_rows, rows, ways
 from training.plan.options import AS_FAST, Search, in_four_bits
 from training.recipe.recipe import Recipe
 from training.run.launch import LaunchError
@@ -53,14 +53,14 @@ class Choices:
     recipe: Recipe
     shape: ModelShape
     size: Size | None
-    ways: tuple[Way, ...]
+    ways: tuple[RentOption, ...]
     """All on which the model can be trained."""
     offers: Mapping[str, OnOffer] = field(default_factory=dict)
     """By the name of their type; none for machines that are listed."""
     notes: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> tuple[Way, ...]:
+    def rows(self) -> tuple[RentOption, ...]:
         return rows(self.ways)
 
     @property
@@ -69,7 +69,7 @@ class Choices:
         return len({(node.gpus, node.price_per_hour) for node in self.settings.nodes}) <= 1
 
     @property
-    def as_it_stands(self) -> Way | None:
+    def as_it_stands(self) -> RentOption | None:
         """With the types and nodes of cluster.toml; None where the model does not fit there."""
         if not self.offers:
             return None
@@ -215,7 +215,7 @@ def _at_rate(found: Fleet, wish: PlanWish) -> Fleet:
     return replace(found, line_rate_gbps=wish.line_rate_gbps) if wish.line_rate_gbps else found
 
 
-def best(shown: Sequence[Way], which: str) -> Way | None:
+def best(shown: Sequence[RentOption], which: str) -> RentOption | None:
     """The fastest of those in stock, or of those within 3 % of the least money the fastest; None where nobody knows
     their times, or what they cost."""
     there = [way for way in shown if way.offered.in_stock]
@@ -227,7 +227,7 @@ def best(shown: Sequence[Way], which: str) -> Way | None:
     return next((way for money, way in reversed(paid) if money <= AS_FAST * least), None)
 
 
-def words(way: Way) -> str:
+def words(way: RentOption) -> str:
     """Machines as a sentence names them."""
     card = way.offered.machines.card
     return f"{way.offered.nodes} x {way.offered.type_name}{f' ({card})' if card else ''}"
@@ -246,13 +246,13 @@ def take(choices: Choices, which: str, out: TextIO | None = None) -> None:
     changed = set_values(path, own.table, values)
     for line in changed or (f"it says {words(way)} already",):
         print(f"{path}: {line}", file=out)
-    there = members.present(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
+    there = members.reachable(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
     if there:
         print(f"{members.so_many(len(there))} stand already and stay as they are; fab down gives them back", file=out)
     print("next: fab up --dry", file=out)
 
 
-def _asked_for(choices: Choices, which: str) -> Way:
+def _asked_for(choices: Choices, which: str) -> RentOption:
     shown = choices.rows
     if not choices.offers:
         raise PlanError(f"--take {which}: the machines are listed, there is nothing to rent")
@@ -298,7 +298,7 @@ def print_choices(choices: Choices) -> None:
         terminal.print(line, soft_wrap=True)
 
 
-def _named(shown: Sequence[Way]) -> Iterator[tuple[str, Way]]:
+def _named(shown: Sequence[RentOption]) -> Iterator[tuple[str, RentOption]]:
     """Each row by its number, and what is best about it."""
     cheapest, fastest = (best(shown, word) for word in (CHEAPEST, FASTEST))
     for number, way in enumerate(shown, start=1):
@@ -317,7 +317,7 @@ def _has_spot(choices: Choices) -> bool:
     return any(each.spot or each.advice for each in choices.offers.values())
 
 
-def _cells(choices: Choices, name: str, way: Way) -> list[str]:
+def _cells(choices: Choices, name: str, way: RentOption) -> list[str]:
     option, at = way.option, way.offered.machines
     offer = choices.offers.get(way.offered.type_name)
     has = "" if option.has_gib is None else f" of {decimals(option.has_gib)}"
@@ -415,7 +415,7 @@ def print_choices_json(choices: Choices) -> None:
     print(json.dumps(finite(values), indent=1))
 
 
-def _values(choices: Choices, way: Way) -> dict[str, Any]:
+def _values(choices: Choices, way: RentOption) -> dict[str, Any]:
     offer = choices.offers.get(way.offered.type_name)
     return {
         "type": way.offered.type_name,

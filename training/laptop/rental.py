@@ -15,7 +15,7 @@ from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.notices import FOLDER, RELEASE, release_text
 
 _MODEL = "'[/]data/models/'"
@@ -24,22 +24,22 @@ USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && slee
 own words do not match."""
 
 
-def print_other_billing(cluster: OpenCluster) -> None:
+def print_other_billing(cluster: Session) -> None:
     """What is billed beside these machines: a line each."""
     for line in report.elsewhere_lines(cluster.settings) if cluster.settings else ():
         print(line, flush=True)
 
 
-def extend(cluster: OpenCluster, seconds: float) -> None:
+def extend(cluster: Session, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
     RentError, HeadError."""
-    used(cluster.settings)
+    restore_lease(cluster.settings)
     if cluster.settings and cluster.extends_rental:
         lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head), cluster.confirm)
 
 
 @contextmanager
-def kept(cluster: OpenCluster) -> Iterator[None]:
+def lease_extended(cluster: Session) -> Iterator[None]:
     """Inside, the cloud does not release rented machines at their planned end; afterwards they are idle."""
     if not cluster.settings:
         yield
@@ -52,7 +52,7 @@ def kept(cluster: OpenCluster) -> Iterator[None]:
         with closing(own), lease.keep_machines(cluster.settings, print, partial(tell_release, own)):
             yield
     finally:
-        leave_idle(cluster)
+        shorten_idle_lease(cluster)
 
 
 def hours_idle(settings: Settings) -> float:
@@ -60,12 +60,12 @@ def hours_idle(settings: Settings) -> float:
     return settings.rental.hours_idle if settings.is_rented else 0
 
 
-def leave_idle(cluster: OpenCluster) -> None:
+def shorten_idle_lease(cluster: Session) -> None:
     """Bring the release time forward where `hours_idle` says so and nothing uses the machines."""
     if not (cluster.settings and hours_idle(cluster.settings)):
         return
     try:
-        if runs.going_on(cluster.head):
+        if runs.running_or_starting(cluster.head):
             return
         if users := users_of(cluster):
             print(f"the machines stay as planned: {users}")
@@ -81,7 +81,7 @@ def leave_idle(cluster: OpenCluster) -> None:
         )
 
 
-def users_of(cluster: OpenCluster) -> str:
+def users_of(cluster: Session) -> str:
     """Who is logged in, or has a model loaded, on which node; empty where nobody."""
     answers = cluster.ask_all(USERS)
     silent = {name: f"is not known ({answer})" for name, answer in answers.items() if isinstance(answer, Exception)}
@@ -89,7 +89,7 @@ def users_of(cluster: OpenCluster) -> str:
     return "; ".join(f"{name}: {what}" for name, what in (found | silent).items())
 
 
-def used(settings: Settings | None) -> None:
+def restore_lease(settings: Settings | None) -> None:
     """A command uses the machines: they stay as they were planned to. Settings of None: this machine."""
     if not (settings and hours_idle(settings)):
         return
@@ -103,17 +103,17 @@ def used(settings: Settings | None) -> None:
 
 
 @contextmanager
-def in_use(cluster: OpenCluster) -> Iterator[None]:
+def in_use(cluster: Session) -> Iterator[None]:
     """Inside, a command uses the machines; afterwards they are idle."""
-    used(cluster.settings)
+    restore_lease(cluster.settings)
     try:
         yield
     finally:
-        leave_idle(cluster)
+        shorten_idle_lease(cluster)
 
 
 @contextmanager
-def interrupted_before_start(cluster: OpenCluster) -> Iterator[None]:
+def interrupted_before_start(cluster: Session) -> Iterator[None]:
     """Around what comes before a start: Ctrl-C is told that nothing was started, and what machines still cost."""
     try:
         yield
@@ -123,7 +123,7 @@ def interrupted_before_start(cluster: OpenCluster) -> Iterator[None]:
         raise
 
 
-def print_release_time(cluster: OpenCluster, *, goes_on: bool = True) -> None:
+def print_release_time(cluster: Session, *, goes_on: bool = True) -> None:
     """Last words where a run goes on that nobody follows, or none does: until when the machines are there."""
     if not (cluster.settings and cluster.settings.is_rented):
         return

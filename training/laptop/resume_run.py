@@ -15,7 +15,7 @@ from training.cost.shape import read_outline
 from training.laptop import attach, base_model, head_node, new_run, preparing, rental, runs
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.start_run import planned_s
 from training.plan.facts import NodeHardware, machines_of, rank_cards
 from training.plan.machines import PlannedMachines, Workload
@@ -35,7 +35,7 @@ OTHER_TENSORS = (
 
 
 def resume(
-    cluster: OpenCluster,
+    cluster: Session,
     run_id: str | None,
     model: str | None,
     overrides: Mapping[str, str],
@@ -48,7 +48,7 @@ def resume(
     """
     head = cluster.head
     longer = bool(force and overrides.keys() & {"steps", "epochs"})
-    run_id = runs.find_learned(head, run_id, model, to_resume=not longer)
+    run_id = runs.newest_with_checkpoint(head, run_id, model, to_resume=not longer)
     if head.here:
         runs.read_launch(head, run_id)  # of a run that was fetched nothing else is looked at
     if runs.look(head, run_id).state == "finished" and not longer:
@@ -60,7 +60,7 @@ def resume(
         return None
     started: str | None = None
     with attach.detached_on_interrupt(lambda: started, head.here):
-        with new_run.alone(cluster) as mine:
+        with new_run.start_lock(cluster) as mine:
             with rental.interrupted_before_start(cluster):
                 launch = _made_ready(cluster, run_id, overrides, force)
             mine.confirm()
@@ -69,7 +69,7 @@ def resume(
     return started
 
 
-def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:
+def _made_ready(cluster: Session, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:
     head = cluster.head
     step, damaged = runs.whole_checkpoint(head, run_id)
     names = ", ".join(f"step-{number}" for number in damaged)
@@ -90,7 +90,7 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
     launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
-    new_run.put_again(head, launch, change.files)
+    new_run.upload_resumed(head, launch, change.files)
     if change.of_data:
         prepare_again(head, launch, change.kept)
     return launch
@@ -114,7 +114,7 @@ def machines_of_launch(launch: Launch) -> list[tuple[str, int]]:
 
 
 def fitted(
-    cluster: OpenCluster,
+    cluster: Session,
     launch: Launch,
     nodes: Sequence[NodeHardware],
     change: SettingChange,
@@ -159,7 +159,7 @@ def untimed(plan: Mapping[str, Any]) -> str:
     return json.dumps({**plan, "predicted": {**plan["predicted"], "step_s": None, "model_step_s": None}}) + "\n"
 
 
-def machines_now(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:
+def machines_now(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:
     """Where a run would go on, as the nodes are and as fast as was measured."""
     per_node, ram_bytes = max(host.slots for host in launch.hosts), min(node.ram_bytes for node in nodes)
     known = preparing.known_of(cluster, launch, nodes)
@@ -193,7 +193,7 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
     """What `overrides` change from `step` on. Raises RecipeError, and LaunchError naming what would change the
     computation."""
     before, after = _read(text), _read(text, overrides)
-    was, is_now = before.maths(), after.maths()
+    was, is_now = before.compute_keys(), after.compute_keys()
     differs = [
         _difference(key, is_now.get(key), was.get(key))
         for key in sorted(was.keys() | is_now.keys())

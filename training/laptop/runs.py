@@ -83,14 +83,16 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
             named = ", ".join(known[-MOST_NAMED:]) or "none"
             raise LaunchError(f"no run {run_id!r} on {head.name}; {newest}: {named}")
         return run_id
-    wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and trains(known_id))]
+    wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and is_training(known_id))]
     wanted = _own(head, wanted)
     if not wanted:
         raise LaunchError(f"no run{f' of {recipe}' if recipe else ''} on {head.name} yet")
     return wanted[-1]
 
 
-def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, to_resume: bool = False) -> str:
+def newest_with_checkpoint(
+    head: Head, run_id: str | None, recipe: str | None = None, *, to_resume: bool = False
+) -> str:
     """As `find`; where the newest run has no checkpoint, the one other run that has, which is named. `to_resume`: one
     that is finished does not count. Raises LaunchError where several have."""
     newest = find(head, run_id, recipe)
@@ -98,7 +100,7 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
         return newest
     looks = {seen.run_id: seen for seen in all_runs(head)}
     learned = with_checkpoint(head)
-    same = _own(head, [name for name in looks if (recipe_of(name) == recipe if recipe else trains(name))])
+    same = _own(head, [name for name in looks if (recipe_of(name) == recipe if recipe else is_training(name))])
     others = [name for name in same if name in learned and not (to_resume and looks[name].state == "finished")]
     if newest in learned or not others:
         return newest
@@ -126,7 +128,7 @@ def with_checkpoint(head: Head) -> frozenset[str]:
     return frozenset(run_id for run_id, _, name in paths if checkpoint_steps([name]))
 
 
-def trains(run_id: str) -> bool:
+def is_training(run_id: str) -> bool:
     """Whether it is a training, and no check, answer or drill."""
     return recipe_of(run_id) not in {CHECK, GENERATE, PROVE}
 
@@ -136,7 +138,7 @@ def active(head: Head) -> str:
     return next((seen.run_id for seen in all_runs(head) if seen.active), "")
 
 
-def going_on(head: Head) -> str:
+def running_or_starting(head: Head) -> str:
     """The run that is going on there, or on its way to; empty where none is."""
     return under_way(head) or active(head)  # in this order: meanwhile the one becomes the other
 

@@ -33,15 +33,15 @@ from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
 from training.laptop.folder_model import folder_recipe, recipe_text, uncounted_recipe
 from training.laptop.new_run import plan_text
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.status import show_plan
 from training.models import tiny
 from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.models.lock import LOCK, remember
 from training.models.names import ID, all_listed, has_recipe, is_folder, load_recipe
+from training.plan.data_checks import for_rows, short_warmup, shortened
 from training.plan.facts import NodeHardware
 from training.plan.predict import Plan, make_plan
-from training.plan.teaches import for_rows, short_warmup, shortened
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
 from training.run.launch import Launch
@@ -63,7 +63,7 @@ LoadRecipe = Callable[[str, Mapping[str, str]], Recipe]
 """A recipe by its name, with keys overridden."""
 
 
-def chosen_recipe(
+def resolve_recipe(
     name: str, settings: Sequence[str], steps: str = "", epochs: str = "", load: LoadRecipe | None = None
 ) -> Recipe:
     """The recipe with `--set key=value`, `--steps` and `--epochs` applied; says so where fewer steps shorten its
@@ -87,9 +87,9 @@ def chosen_recipe(
 
 
 def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
-    """`chosen_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
+    """`resolve_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
     load = _how_to_load_uncounted(name)
-    recipe = chosen_recipe(name, settings, load=load)
+    recipe = resolve_recipe(name, settings, load=load)
     if load != load_recipe and not {"epochs", "steps"} & overrides_of(settings).keys():
         epochs = f"{EPOCHS} epochs, but {FEW_EPOCHS} from {MIDDLE / 1e9:g} billion parameters on"
         print(f"{name}: its recipe is derived without counting its layers: {epochs}", file=sys.stderr)
@@ -137,7 +137,7 @@ def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> 
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """What the user gave: its files by their place in the run folder, and what they hold where that is known here."""
 
     files: Mapping[str, Path | str]
@@ -161,20 +161,20 @@ class Data:
 
 
 @contextmanager
-def checked_data(recipe: Recipe, data: Sequence[str] = (), skip_bad: bool = False) -> Iterator[Data]:
+def checked_data(recipe: Recipe, data: Sequence[str] = (), skip_bad: bool = False) -> Iterator[TrainingData]:
     """`training_data`, for as long as the `with` lasts."""
     with tempfile.TemporaryDirectory() as folder:
         yield training_data(recipe, data, Path(folder), skip_bad)
 
 
 @contextmanager
-def files_of(data: Sequence[str], goal: str) -> Iterator[Data]:
+def files_of(data: Sequence[str], goal: str) -> Iterator[TrainingData]:
     """The data as they are given, unchecked, for as long as the `with` lasts; those of `tiny` where none are."""
     with tempfile.TemporaryDirectory() as folder:
         yield _given(data, Path(folder), goal)
 
 
-def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: bool = False) -> Data:
+def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: bool = False) -> TrainingData:
     """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
     head. `tiny` has its own, made into `folder`. Raises DataError."""
     if not data and recipe.base_model != BUILT_IN:
@@ -186,18 +186,18 @@ def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: b
     return replace(given, summary=summary, skip_bad=skip_bad)
 
 
-def _given(data: Sequence[str], folder: Path, goal: str) -> Data:
+def _given(data: Sequence[str], folder: Path, goal: str) -> TrainingData:
     if from_hub := next(filter(is_dataset_name, data), ""):
         if len(data) > 1:
             raise DataError(f"--data {from_hub}: a data set of the Hub is taken alone, without other --data")
-        return Data({f"{TRAIN}{POINTER}": from_hub})
+        return TrainingData({f"{TRAIN}{POINTER}": from_hub})
     paths = paths_of(data) or (folder / "train.jsonl",)
     if not data:
         tiny.write_data(paths[0], goal)
     if len(paths) == 1:
         path = paths[0]
-        return Data(placed(paths, TRAIN if path.is_dir() else f"{TRAIN}{path.suffix.lower()}"), source=path)
-    return Data(placed(paths, TRAIN), source=paths)
+        return TrainingData(placed(paths, TRAIN if path.is_dir() else f"{TRAIN}{path.suffix.lower()}"), source=path)
+    return TrainingData(placed(paths, TRAIN), source=paths)
 
 
 def planned_s(predicted: Mapping[str, Any]) -> float:
@@ -206,9 +206,9 @@ def planned_s(predicted: Mapping[str, Any]) -> float:
 
 
 def start(
-    cluster: OpenCluster,
+    cluster: Session,
     recipe: Recipe,
-    given: Data,
+    given: TrainingData,
     now: datetime,
     *,
     earlier: EarlierAdapter | None = None,
@@ -223,9 +223,9 @@ def start(
     """
     started: str | None = None
     with attach.detached_on_interrupt(lambda: started, cluster.head.here):
-        with new_run.alone(cluster) as mine, new_run.claimed(cluster.head, recipe.name, now) as run_id:
+        with new_run.start_lock(cluster) as mine, new_run.new_run_folder(cluster.head, recipe.name, now) as run_id:
             with rental.interrupted_before_start(cluster):
-                launch = _made_ready(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
+                launch = _prepare_start(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
             if launch is not None:
                 mine.confirm()
                 started = run_id
@@ -233,11 +233,11 @@ def start(
     return started
 
 
-def _made_ready(
-    cluster: OpenCluster,
+def _prepare_start(
+    cluster: Session,
     run_id: str,
     recipe: Recipe,
-    given: Data,
+    given: TrainingData,
     earlier: EarlierAdapter | None,
     *,
     dry: bool,
@@ -259,7 +259,7 @@ def _made_ready(
     if given.source and (aside := ignored_files_note(given.source)):
         print(shown(aside), flush=True)
     names = {f"data/{NAMES}": names_text(given.files)}
-    new_run.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files, **names})
+    new_run.upload_new_run(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files, **names})
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
@@ -272,8 +272,8 @@ def _made_ready(
     rental.extend(cluster, planned_s(plan.predicted))
     digest = str(base.record["hash"])
     if plan.recipe != recipe:
-        new_run.put(head, launch, {"recipe.toml": plan.recipe.to_toml()})
-    new_run.put_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
+        new_run.upload(head, launch, {"recipe.toml": plan.recipe.to_toml()})
+    new_run.upload_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
     try:
         if remember(base.record, recipe.base_model, recipe.revision):
             print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")
@@ -283,7 +283,7 @@ def _made_ready(
 
 
 def plan_run(
-    cluster: OpenCluster,
+    cluster: Session,
     launch: Launch,
     recipe: Recipe,
     wanted: preparing.DataRequest,

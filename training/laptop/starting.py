@@ -30,7 +30,7 @@ TRIES = 10
 """Seconds after `now` that an id may bear where others have taken the earlier ones."""
 
 
-class Turn:
+class StartLock:
     """The right to start something on a head."""
 
     def __init__(self, head: Head, talk: Program) -> None:
@@ -73,12 +73,12 @@ class Turn:
 
 
 @contextmanager
-def turn(head: Head) -> Iterator[Turn]:
+def hold_start_lock(head: Head) -> Iterator[StartLock]:
     """Inside, nobody else starts anything on the head. Raises LaunchError where somebody is about to."""
     head.make_runs()
     over = threading.Event()
     with head.talk(hold_command(str(head.runs))) as talk:
-        mine = Turn(head, talk)
+        mine = StartLock(head, talk)
         try:
             if not mine.first_answer():
                 raise LaunchError(in_the_way(head, under_way(head) or "a run"))
@@ -126,7 +126,7 @@ class Claim:
     token: str
 
 
-def claim(head: Head, name: str, now: datetime) -> Claim:
+def reserve_run_id(head: Head, name: str, now: datetime) -> Claim:
     """Make the folder of a new run: whoever makes it has the id. Raises HeadError."""
     token = secrets.token_hex(16)
     ids = [new_run_id(name, now + timedelta(seconds=later)) for later in range(TRIES)]
@@ -139,13 +139,13 @@ def claim(head: Head, name: str, now: datetime) -> Claim:
     return Claim(made, token)
 
 
-def keep(head: Head, run_id: str) -> None:
+def commit_run(head: Head, run_id: str) -> None:
     """What is in place is no start any more that could be cleaned up; its proof stays with it."""
     folder = shlex.quote(str(head.runs / run_id))
     head.shell(f"mv {folder}/{PREPARING} {folder}/{CLAIM}")
 
 
-def drop(head: Head, claimed: Claim) -> None:
+def discard_run(head: Head, claimed: Claim) -> None:
     """Leave nothing of a start that came to nothing; what is not its own stays."""
     folder = shlex.quote(str(head.runs / claimed.run_id))
     head.shell(f'[ "$(cat {folder}/{PREPARING} 2>/dev/null)" != {claimed.token} ] || rm -rf {folder}', 60)

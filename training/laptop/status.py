@@ -18,7 +18,7 @@ from inventory.terminal import console, table
 from training.laptop import runs
 from training.laptop.follow import RunLook, details, eta_s, headline, number
 from training.laptop.new_run import disk_record, under_notice, who_goes
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.plan.fits import Severity
 from training.plan.predict import Plan
 from training.run import comm_report, notices
@@ -38,7 +38,7 @@ def show_rented() -> None:
         show_machines(settings)
 
 
-def show(cluster: OpenCluster) -> None:
+def show(cluster: Session) -> None:
     """Whether every node answers, whose data disk the head has, all runs with their state, the newest first."""
     head = cluster.head
     if cluster.nodes:

@@ -8,13 +8,13 @@ from training.laptop import attach, runs
 from training.laptop.attach import RunFailed
 from training.laptop.head_node import Head
 from training.laptop.new_run import SOURCE
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.folder import unit_of
 from training.run.launch import sweep_command
 from training.text.files import bounded_json
 
 
-def stop(cluster: OpenCluster, run_id: str | None) -> None:
+def stop(cluster: Session, run_id: str | None) -> None:
     """End the run asked for, else the newest. Raises RunFailed where a process of it is left on a node."""
     head = cluster.head
     run_id = runs.find(head, run_id)
@@ -29,7 +29,7 @@ def stop(cluster: OpenCluster, run_id: str | None) -> None:
     if left := left_on(cluster.ask_all(command)):
         raise RunFailed(f"{run_id}: {'; '.join(left)}")
     print(f"{run_id} {seen.state}; no process of it is left on any node")
-    if seen.state != "finished" and runs.trains(run_id):
+    if seen.state != "finished" and runs.is_training(run_id):
         print(way_on(head, run_id))
 
 

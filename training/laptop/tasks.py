@@ -22,11 +22,11 @@ from training.text.problems import STOPPED
 with deferred():
     from inventory import settings as cluster_toml
     from training.laptop import (
-        after_loss,
         attach,
         base_model,
         data_view,
         earlier_adapter,
+        lost_machines,
         open_cluster,
         plan_options,
         plan_view,
@@ -114,13 +114,13 @@ def train(
         if here:
             base_model.check_python_here()
         if resume is None:
-            there = stack.enter_context(open_cluster.opened(here)) if from_adapter else None
+            there = stack.enter_context(open_cluster.open_cluster(here)) if from_adapter else None
             earlier = earlier_adapter.find(there.head, from_adapter) if there else None
             load = earlier.recipe if earlier and not model else None
-            recipe = start_run.chosen_recipe(model or from_adapter, set or (), steps, epochs, load)
+            recipe = start_run.resolve_recipe(model or from_adapter, set or (), steps, epochs, load)
             given = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
             cluster = replace(
-                there or stack.enter_context(open_cluster.opened(here, open_cluster.TRAINS_HERE)), **asked_of
+                there or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of
             )
             rental.print_other_billing(cluster)
             now = datetime.now(UTC)
@@ -136,7 +136,7 @@ def train(
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)
             asked = resume if isinstance(resume, str) else None
-            cluster = replace(stack.enter_context(open_cluster.opened(here)), **asked_of)
+            cluster = replace(stack.enter_context(open_cluster.open_cluster(here)), **asked_of)
             rental.print_other_billing(cluster)
             run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
         if not run_id:
@@ -146,11 +146,11 @@ def train(
             rental.print_release_time(cluster)
             return
         with attach.detached_on_interrupt(lambda: run_id, here):
-            stack.enter_context(rental.kept(cluster))
+            stack.enter_context(rental.lease_extended(cluster))
             if debug_rank:
                 stack.enter_context(tunnels.reached(cluster, run_id))
-        if seen := after_loss.followed(cluster, run_id):
-            after_loss.conclude(cluster, run_id, seen)
+        if seen := lost_machines.followed(cluster, run_id):
+            lost_machines.conclude(cluster, run_id, seen)
             if not no_fetch and attach.collect_results(cluster.head, run_id) is not None:
                 attach.print_next_commands(cluster.head, run_id)
             exit_as(seen)
@@ -228,7 +228,7 @@ def plan(
     with sentences():
         if take and not rent:
             raise launch.LaunchError(f"--take {take} is for --rent")
-        recipe = start_run.chosen_recipe(model, set or ())
+        recipe = start_run.resolve_recipe(model, set or ())
         amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
         there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
         files, settings = tuple(data or ()), tuple(set or ())
@@ -258,15 +258,15 @@ def logs(
     c: Context, run: str = "", follow: bool = False, rank: int = -1, facts: bool = False, here: bool = False
 ) -> None:
     """Show the log of a run or of one rank; --follow shows progress."""
-    with sentences(), open_cluster.opened(here) as cluster:
+    with sentences(), open_cluster.open_cluster(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
         if rank >= 0 or facts or not follow:
             attach.show_log(cluster, run_id, rank, facts)
             return
-        with rental.kept(cluster):
-            seen = after_loss.followed(cluster, run_id)
+        with rental.lease_extended(cluster):
+            seen = lost_machines.followed(cluster, run_id)
         if seen:
-            after_loss.conclude(cluster, run_id, seen)
+            lost_machines.conclude(cluster, run_id, seen)
             attach.print_results_place(cluster.head, run_id)
             exit_as(seen)
 
@@ -276,18 +276,18 @@ def status(c: Context, here: bool = False) -> None:
     """Show runs, nodes, rented machines and when they are released."""
     with sentences():
         if not here:
-            with open_cluster.here_named():
+            with open_cluster.hint_here():
                 status_of.show_rented()
-        with open_cluster.opened(here) as cluster:
+        with open_cluster.open_cluster(here) as cluster:
             status_of.show(cluster)
 
 
 @task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
 def stop(c: Context, run: str = "", here: bool = False) -> None:
     """Stop a run: it saves a checkpoint, and all its processes end."""
-    with sentences(), open_cluster.opened(here) as cluster:
+    with sentences(), open_cluster.open_cluster(here) as cluster:
         stop_run.stop(cluster, run or None)
-        rental.leave_idle(cluster)
+        rental.shorten_idle_lease(cluster)
 
 
 @task(
@@ -301,12 +301,12 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
 )
 def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
     """Download a run's adapter, metrics and logs, and verify them."""
-    with sentences(), open_cluster.opened(here) as cluster:
+    with sentences(), open_cluster.open_cluster(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
         step = attach.collect_results(cluster.head, run_id, full)
         if watch:
             attach.fetch_until_over(cluster.head, run_id, step, full)
-        rental.leave_idle(cluster)
+        rental.shorten_idle_lease(cluster)
 
 
 @task(
@@ -322,7 +322,7 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
     if not 0 <= line_rate_gbps < inf:
         raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0, and finite", code=2)
 
-    with sentences(), open_cluster.opened(here) as cluster:
+    with sentences(), open_cluster.open_cluster(here) as cluster:
         preparing.check(cluster, datetime.now(UTC), line_rate_gbps, json)
 
 

@@ -20,7 +20,7 @@ from inventory.node_program import Program, ProgramError, start, start_here
 from training.laptop import attach, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead, within
 from training.laptop.new_run import SOURCE
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.events import Told, WaitingRank
 from training.run.launch import ENV_FOLDER, Launch, LaunchError, parse_steps
 
@@ -123,7 +123,7 @@ LOOK_EVERY_S = 1.0
 
 
 def options(debug_rank: str, profile: str, detach: bool) -> dict[str, Any]:
-    """The two flags as an OpenCluster has them. Raises LaunchError."""
+    """The two flags as a Session has them. Raises LaunchError."""
     if profile:
         parse_steps(profile)
     if not debug_rank:
@@ -136,7 +136,7 @@ def options(debug_rank: str, profile: str, detach: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def reached(cluster: OpenCluster, run_id: str) -> Iterator[None]:
+def reached(cluster: Session, run_id: str) -> Iterator[None]:
     """Inside it the rank to be debugged can be reached; says how. Nothing where the run ends first."""
     head = cluster.head
     launch = runs.read_launch(head, run_id)

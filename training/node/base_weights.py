@@ -20,7 +20,7 @@ from training.node.adapter.weights import first_hole, pieces_of
 from training.text.problems import AdapterError
 
 
-def refuse_other_weights(folder: Path) -> None:
+def check_weights_match_config(folder: Path) -> None:
     """AdapterError where the files in `folder` lack a tensor of the model, hold one of another shape, or one of the
     text part that the model has not; nothing for a folder without weights."""
     if not (shapes := described(folder)):

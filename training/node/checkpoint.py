@@ -73,7 +73,7 @@ class TrainerState:
     tokens: int
     world_size: int
     recipe: dict[str, Any]
-    """The keys that decide what is computed, `Recipe.maths()`."""
+    """The keys that decide what is computed, `Recipe.compute_keys()`."""
     recipe_hash: str
     base_model: str
     """Hash of the base model's files."""

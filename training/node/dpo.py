@@ -151,7 +151,7 @@ class PairLossModel(LossModel):
 
 def loss_model(model: nn.Module, recipe: Recipe) -> LossModel:
     """For the recipe's goal."""
-    return PairLossModel(model, recipe) if recipe.prefers else LossModel(model, recipe)
+    return PairLossModel(model, recipe) if recipe.is_dpo else LossModel(model, recipe)
 
 
 class AdapterSwitch:

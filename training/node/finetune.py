@@ -31,7 +31,7 @@ from training.models import card
 from training.models.folder import AGAIN
 from training.node import checkpoint, kernels, rng
 from training.node.adapter.weights import first_damaged
-from training.node.base_weights import refuse_other_weights
+from training.node.base_weights import check_weights_match_config
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
 from training.node.diagnosis import on_rank
@@ -40,7 +40,7 @@ from training.node.diagnosis.progress import STEP
 from training.node.measuring import Meter, evaluate, held_gib
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import CommunicationClock, DeviceWatch, StepMetrics, of_sums
-from training.node.model import Whole, whole_model
+from training.node.model import WholeModel, whole_model
 from training.node.prepare import models_folder
 from training.node.rank import Rank
 from training.node.saving import (
@@ -55,7 +55,7 @@ from training.node.saving import (
     starting_point,
 )
 from training.node.strategies.registry import build
-from training.node.strategies.strategy import OptimizerProgress, Stepped, Strategy
+from training.node.strategies.strategy import OptimizerProgress, StepResult, Strategy
 from training.node.strategies.zero import init_process_group
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, RecipeError
@@ -96,7 +96,7 @@ def main() -> None:
         code = FAILED
     except Exception as error:
         rank.give_up(error)
-    rank.leave_together(code)
+    rank.exit_after_barrier(code)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Work:
     held_out: Prepared | None
     base_model: str
     """Hash of the base model's files."""
-    whole: Whole
+    whole: WholeModel
 
     @property
     def total_steps(self) -> int:
@@ -152,14 +152,14 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     rank.listen_for_sigterm()
     rank.progress.note(0, "load")
     init_process_group(rank.place.local_rank, on_rank.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
-    same = {"recipe": recipe.maths_hash(), "base model": work.base_model, "data": work.train.content_hash}
+    same = {"recipe": recipe.compute_hash(), "base model": work.base_model, "data": work.train.content_hash}
     rank.same_everywhere(same | {"strategy": recipe.strategy, "pipeline table": recipe.pipeline.model_dump_json()})
     rank.say(
         f"{recipe.name}: {many(work.train.report.samples, 'sample')} in {many(work.train.rows, 'row')}, "
         f"{many(work.total_steps, 'step')} of {recipe.global_batch}, {many(rank.place.world_size, 'rank')}, "
         f"{recipe.strategy}"
     )
-    run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
+    run_as = SameRun(recipe.compute_keys(), work.base_model, work.train.content_hash)
     start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
     begun = with_checkpoint_targets(work, rank, start)
     if begun.whole.unread:
@@ -170,7 +170,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, work, strategy, rank)
     with ExitStack() as at_the_end:
-        run = ready(work, rank, strategy, progress.step if start else None, at_the_end)
+        run = build_run(work, rank, strategy, progress.step if start else None, at_the_end)
         return steps(run, progress)
 
 
@@ -195,13 +195,13 @@ def steps(run: Run, progress: RunProgress) -> int:
         last = progress.step == work.total_steps
         met = stopping or recipe.synchronizes(progress.step, work.total_steps)
         # Who asks a run to stop may take the machine away in a minute: first the checkpoint.
-        due = last or (not stopping and met and recipe.falls_due(recipe.validation.every, progress.step))
+        due = last or (not stopping and met and recipe.is_due(recipe.validation.every, progress.step))
         loss, asked = validate(run, progress.step) if due else (None, False)
         stopping = stopping or asked
         best = recipe.keep_best and loss is not None and loss < progress.best_loss
         if best and loss is not None:
             progress.best_loss = loss
-        if last or stopping or best or (met and recipe.falls_due(recipe.save_every, progress.step)):
+        if last or stopping or best or (met and recipe.is_due(recipe.save_every, progress.step)):
             save(run, progress, loss)
     rank.progress.note(progress.step, "save")
     profile.close()
@@ -217,7 +217,7 @@ def open_work(rank: Rank) -> Work:
     model_dir = models_folder(rank.run) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")
-    refuse_other_weights(model_dir)
+    check_weights_match_config(model_dir)
     prepared = rank.run / "data" / "prepared"
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
@@ -235,7 +235,7 @@ def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
         )
 
 
-def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, at_the_end: ExitStack) -> Run:
+def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, at_the_end: ExitStack) -> Run:
     """What watches and writes down, on the rank that does; room for the checkpoints is checked before any step."""
     recipe, place = work.recipe, rank.place
 
@@ -277,7 +277,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
     )
     with run.clock:
         batches = [
-            collate([work.train.row(n) for n in mine], work.train.report.pad_id, recipe.batching, recipe.prefers)
+            collate([work.train.row(n) for n in mine], work.train.report.pad_id, recipe.batching, recipe.is_dpo)
             for mine in micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
         ]
         sums = strategy.learn(batches, 1 / counted)
@@ -301,8 +301,8 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
     progress.tokens += tokens
     if failures:
         run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
-    if went_wrong(loss, stepped):
-        raise why_not(run, progress.step, loss, stepped.grad_norm)
+    if has_diverged(loss, stepped):
+        raise divergence_error(run, progress.step, loss, stepped.grad_norm)
     if run.recorder:
         seconds = time.monotonic() - began
         positions *= strategy.replicas / place.world_size  # each rank of a replica told all of its
@@ -315,7 +315,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
             tokens=progress.tokens,
             memory_gib=round(max(held_by_ranks[::2]), 3),
             learned_tokens=learned,
-            pairs=counted if recipe.prefers else None,
+            pairs=counted if recipe.is_dpo else None,
             skipped=stepped.skipped,
             memory_reserved_gib=round(max(held_by_ranks[1::2]), 3) or None,
             **of_sums(correct, rewards, counted),
@@ -326,7 +326,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
     return stop_votes > 0
 
 
-def went_wrong(loss: float, stepped: Stepped) -> bool:
+def has_diverged(loss: float, stepped: StepResult) -> bool:
     """Whether nothing can come of further steps: numbers that are not finite, or a loss without any gradient, as where
     weights so large that nothing moves them are all a too high learning rate has left."""
     if not math.isfinite(loss):
@@ -336,7 +336,7 @@ def went_wrong(loss: float, stepped: Stepped) -> bool:
     return not math.isfinite(stepped.grad_norm) or (stepped.grad_norm == 0 and loss > 0)
 
 
-def why_not(run: Run, step: int, loss: float, grad_norm: float) -> Exception:
+def divergence_error(run: Run, step: int, loss: float, grad_norm: float) -> Exception:
     """What a step without usable numbers ends with. In the first one nothing was learned yet: the base is at fault."""
     recipe, base, numbers = run.work.recipe, run.work.model_dir, f"loss {loss:g}, gradient norm {grad_norm:g}"
     if step > 1:
@@ -413,8 +413,8 @@ def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None
         samples=progress.step * recipe.global_batch,
         tokens=progress.tokens,
         world_size=place.world_size,
-        recipe=recipe.maths(),
-        recipe_hash=recipe.maths_hash(),
+        recipe=recipe.compute_keys(),
+        recipe_hash=recipe.compute_hash(),
         base_model=run.work.base_model,
         data=run.work.train.content_hash,
         rng=states,

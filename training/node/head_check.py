@@ -61,11 +61,11 @@ class Difference:
         return max(self.logits, self.loss)
 
 
-def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
+def check_loss_matches_model(recipe: Recipe, model_dir: Path) -> None:
     """RecipeError where this model's loss would not be its own, or cannot be tried."""
     kind = config_of(model_dir).model_type
     try:
-        found = difference(model_dir, recipe.batching, recipe.prefers)
+        found = difference(model_dir, recipe.batching, recipe.is_dpo)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecipeError(

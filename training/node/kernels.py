@@ -28,7 +28,7 @@ from training.recipe.recipe import Recipe
 def choose(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
     """For the rest of this process."""
     dtype, device = getattr(torch, recipe.dtype), get_accelerator().current_device_name()
-    if not recipe.prefers:  # Liger's kernels give no log-probability of each token
+    if not recipe.is_dpo:  # Liger's kernels give no log-probability of each token
         choose_loss(model_dir, dtype, device, rank)
     if recipe.batching != "padded":
         _tell(rank, choose_mixers(config_of(model_dir), dtype, device))

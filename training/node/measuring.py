@@ -99,7 +99,7 @@ def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank,
             return None
         group = [[held_out.row(number) for number in numbers] for numbers in mine[first : first + together]]
         pad_id = held_out.report.pad_id
-        sums = strategy.evaluate([collate(rows, pad_id, recipe.batching, recipe.prefers) for rows in group])
+        sums = strategy.evaluate([collate(rows, pad_id, recipe.batching, recipe.is_dpo) for rows in group])
         total += sums.numbers
     dist.all_reduce(total)
     loss_sum, correct, *rewards = total.tolist()
@@ -108,7 +108,7 @@ def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank,
     return EvaluationMetrics(
         step=step,
         validation_loss=loss,
-        perplexity=None if recipe.prefers else math.exp(min(loss, 700.0)),
+        perplexity=None if recipe.is_dpo else math.exp(min(loss, 700.0)),
         samples=held_out.report.samples,
         seconds=round(time.monotonic() - began, 3),
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),

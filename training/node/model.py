@@ -139,13 +139,13 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     layers = text_layers(base)
     checkpointed = recipe.checkpointed(len(layers))
     if checkpointed or recipe.gradient_checkpointing is True:
-        compute_again(base, layers, range(checkpointed))
+        enable_checkpointing(base, layers, range(checkpointed))
     if cost_of(recipe).WEIGHTS_PARTITIONED and checkpointed < len(layers):
         # A leaf module whose input has no gradient is let go of before its own backward has run.
         base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
     set_z3_leaf_modules(base, list({type(layer) for layer in layers}))
-    leave_nothing_to_chance(base)
+    disable_base_dropout(base)
     if recipe.tuning == "full":
         return base.train()
     # fp32 adapters would cost two thirds more activation memory; the optimizer's own copy is fp32 anyway.
@@ -154,11 +154,11 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     ):  # PEFT looks for the ranks of experts among modules alone; that they hold a test says
         warnings.filterwarnings("ignore", "The following rank_pattern keys did not match", RuntimeWarning)
         adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
-    draw(adapted, recipe.seed)
+    init_adapter(adapted, recipe.seed)
     return adapted.train()
 
 
-def leave_nothing_to_chance(base: PreTrainedModel) -> None:
+def disable_base_dropout(base: PreTrainedModel) -> None:
     """Whatever a config.json has act by chance in training (dropout, jitter and draws of a router, layers left out)
     never acts, whoever calls `train`; the adapter's own dropout is the recipe's."""
     for layer in text_layers(base):  # which stay in training, some with dropout in their own forward (OPT)
@@ -182,7 +182,7 @@ def _train(base: PreTrainedModel, mode: bool = True) -> PreTrainedModel:
     return base
 
 
-def compute_again(base: PreTrainedModel, layers: Sequence[nn.Module], chosen: Collection[int]) -> None:
+def enable_checkpointing(base: PreTrainedModel, layers: Sequence[nn.Module], chosen: Collection[int]) -> None:
     """Of `layers`, which are all of the model's, those `chosen` keep no activations."""
     # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
     base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -190,7 +190,7 @@ def compute_again(base: PreTrainedModel, layers: Sequence[nn.Module], chosen: Co
         layer.gradient_checkpointing = number in chosen
 
 
-def draw(adapted: PeftModel, seed: int) -> None:
+def init_adapter(adapted: PeftModel, seed: int) -> None:
     """Each module's first LoRA values by its name alone: the same whatever else a rank holds, and in what order. On the
     CPU and in fp32, whatever the device and the precision."""
     for name, module in adapted.named_modules():
@@ -335,7 +335,7 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """A whole model as it will be trained, known without loading it: what a rank holds of it plays no part."""
 
     facts: ModelFacts
@@ -345,7 +345,7 @@ class Whole:
     """Why PEFT would not read its adapter again; empty where it would."""
 
 
-def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
+def whole_model(recipe: Recipe, model_dir: Path) -> WholeModel:
     """Counted on tensors without memory; before a strategy is built, for ZeRO-3 has transformers divide every model."""
     with torch.device("meta"):
         base = architecture.build(architecture.config_of(model_dir))
@@ -356,4 +356,4 @@ def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
         whole = trainable(base, recipe, model_dir)
     trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     shapes = {name: p.shape for name, p in trainable_parameters(whole).items()}
-    return Whole(replace(facts, trainable=trained), shapes, unread(shape, recipe.lora))
+    return WholeModel(replace(facts, trainable=trained), shapes, unread(shape, recipe.lora))

@@ -26,7 +26,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from training.cost.shape import Layer, ModelShape, PlanError
 from training.node import attached
 from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
-from training.node.base_weights import refuse_other_weights
+from training.node.base_weights import check_weights_match_config
 from training.text.problems import FINISHED, AdapterError
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
@@ -156,7 +156,7 @@ def main() -> None:
     for folder in args.config:
         try:
             found[str(folder)] = shape_of_folder(folder).to_outline()
-            refuse_other_weights(folder)
+            check_weights_match_config(folder)
         except (AdapterError, PlanError) as error:
             print(error, file=sys.stderr)
             sys.exit(error.exit_code)

@@ -127,7 +127,7 @@ class Rank:
         self.heartbeat.fail(reason.splitlines()[0])
         self.leave(PEER_LOST if lost else FAILED)
 
-    def leave_together(self, code: int) -> NoReturn:
+    def exit_after_barrier(self, code: int) -> NoReturn:
         """End this process when every rank is about to; all of them know the code."""
         self.heartbeat.finish()
         dist.barrier()

@@ -28,7 +28,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Way:
+class RentOption:
     """What they do, in the way that suits them best."""
 
     offered: Offered
@@ -57,7 +57,7 @@ class Way:
 
 def ways(
     shape: ModelShape, recipe: Recipe, offered: Iterable[Offered], work: Workload | None = None
-) -> tuple[Way, ...]:
+) -> tuple[RentOption, ...]:
     """Each offer by the strategy to take on it; those on which nothing fits are left out, and those with more ranks
     than a step has rows."""
     found = []
@@ -65,7 +65,7 @@ def ways(
         if not has_rows(each, recipe):
             continue
         if (chosen := choose(shape, recipe, each.machines, work).chosen) is not None:
-            found.append(Way(each, chosen))
+            found.append(RentOption(each, chosen))
     return tuple(found)
 
 
@@ -74,12 +74,12 @@ def has_rows(offered: Offered, recipe: Recipe) -> bool:
     return offered.nodes == 1 or offered.machines.ranks <= recipe.global_batch
 
 
-def frontier(ways: Iterable[Way], most: int = SHOWN) -> tuple[Way, ...]:
+def frontier(ways: Iterable[RentOption], most: int = SHOWN) -> tuple[RentOption, ...]:
     """The cheapest first, the fastest last; none is beaten in money and in time by another. Of more than `most` those
     that lie best between the two ends are kept, by the logarithm of their time."""
     timed = [each for each in ways if each.seconds is not None]
     ordered = sorted(timed, key=lambda each: (each.expense, each.seconds, each.offered.nodes, each.offered.type_name))
-    kept: list[Way] = []
+    kept: list[RentOption] = []
     for each in ordered:
         if not kept or _seconds(each) < _seconds(kept[-1]):
             kept.append(each)
@@ -90,11 +90,11 @@ def frontier(ways: Iterable[Way], most: int = SHOWN) -> tuple[Way, ...]:
     return tuple(kept)
 
 
-def cheaper_in_numbers(ways: Sequence[Way]) -> tuple[Way, Way] | None:
+def cheaper_in_numbers(ways: Sequence[RentOption]) -> tuple[RentOption, RentOption] | None:
     """Of one type the fewest machines that do, and more of them that are cheaper: the fewest are too small for the
     model to be trained well. None where more machines buy time alone, as far as estimates tell. The pair that differs
     most."""
-    fewest: dict[str, Way] = {}
+    fewest: dict[str, RentOption] = {}
     for each in sorted(ways, key=lambda each: each.offered.nodes):
         fewest.setdefault(each.offered.type_name, each)
     pairs = [
@@ -106,22 +106,22 @@ def cheaper_in_numbers(ways: Sequence[Way]) -> tuple[Way, Way] | None:
     return max(pairs, key=lambda pair: (pair[0].expense or 0.0) / (pair[1].expense or 1.0), default=None)
 
 
-def _seconds(way: Way) -> float:
+def _seconds(way: RentOption) -> float:
     assert way.seconds is not None
     return way.seconds
 
 
-def rows(ways: Sequence[Way], most: int = SHOWN) -> tuple[Way, ...]:
+def rows(ways: Sequence[RentOption], most: int = SHOWN) -> tuple[RentOption, ...]:
     """What is worth showing: the frontier of what is in stock; where that has no times, the frontier of all, and of
     each type in stock the fewest machines that do."""
     there = [each for each in ways if each.offered.in_stock]
     if found := frontier(there, most):
         return found
-    fewest: dict[str, Way] = {}
+    fewest: dict[str, RentOption] = {}
     for each in sorted((each for each in there if each.seconds is None), key=_price_h):
         fewest.setdefault(each.offered.type_name, each)
     return (*frontier(ways, most), *fewest.values())[: 2 * most]
 
 
-def _price_h(way: Way) -> tuple[float, int]:
+def _price_h(way: RentOption) -> tuple[float, int]:
     return way.offered.machines.price_h or 0.0, way.offered.nodes

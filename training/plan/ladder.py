@@ -28,7 +28,7 @@ LEAST_GIB = 0.05
 
 
 @dataclass(frozen=True)
-class Rung:
+class MemoryOption:
     """One change, as `--set` takes it, with what it saves and what remains needed on the GPU."""
 
     settings: tuple[str, ...]
@@ -41,10 +41,10 @@ class Rung:
         return " ".join(f"--set {setting}" for setting in self.settings)
 
 
-def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: bool) -> list[Rung]:
+def memory_options(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: bool) -> list[MemoryOption]:
     """Changes worth trying, each on top of the ones before; none that saves nothing. `cards`: the ranks compute on
     GPUs, where Liger's kernels choose the loss's chunks themselves."""
-    rungs: list[Rung] = []
+    rungs: list[MemoryOption] = []
     told: dict[str, str] = {"strategy": recipe.strategy, "base_precision": recipe.base_precision}
     now = needed(recipe, shape, ranks, longest)
     for settings, changes, costs in _changes(recipe, ranks):
@@ -59,7 +59,7 @@ def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: b
         values = dict(setting.split("=") for setting in settings)
         asked = tuple(f"{key}={value}" for key, value in values.items() if told.get(key) != value)
         told |= values
-        rungs.append(Rung(asked, saves, with_reserve(then.held(cards), cards) / GIB, costs))
+        rungs.append(MemoryOption(asked, saves, with_reserve(then.held(cards), cards) / GIB, costs))
         recipe, now = changed, then
     return rungs
 
@@ -84,7 +84,7 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict
     if recipe.micro_batch > 1:
         yield ("micro_batch=1",), {"micro_batch": 1}, "the same result in more micro-batches"
     yield from _staged_changes(recipe, ranks)
-    if recipe.gradient_checkpointing is not True and not (recipe.staged and recipe.pipeline.checkpointed):
+    if recipe.gradient_checkpointing is not True and not (recipe.is_pipeline and recipe.pipeline.checkpointed):
         yield ("gradient_checkpointing=true",), {"gradient_checkpointing": True}, "the same result, a third slower"
     if recipe.loss_chunk > 256:
         yield ("loss_chunk=256",), {"loss_chunk": 256}, "the same result"
@@ -100,7 +100,7 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict
     if not recipe.offload.optimizer:
         yield ("offload.optimizer=true",), {"offload": {"optimizer": True}}, "slower steps, RAM of the nodes"
     if recipe.tuning == "lora" and recipe.base_precision != NF4 and not recipe.offload.parameters:
-        own = LEANEST_WHOLE if divided or (ranks > 1 and not recipe.staged) else recipe.strategy
+        own = LEANEST_WHOLE if divided or (ranks > 1 and not recipe.is_pipeline) else recipe.strategy
         words = "the frozen layers rounded to four bits each, and unpacked in every micro-batch"
         for whole in (each for each in (own, SIMPLEST) if _takes(each, recipe, base_precision=NF4)):
             yield (f"strategy={whole}", f"base_precision={NF4}"), {"strategy": whole, "base_precision": NF4}, words
@@ -125,7 +125,7 @@ def _takes(strategy: str, recipe: Recipe, **changes: Any) -> bool:
 
 def _staged_changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str]]:
     """Of what its table says of a pipeline."""
-    if not recipe.staged:
+    if not recipe.is_pipeline:
         return
     least = tuple(range(stages_of(recipe, ranks), 0, -1))
     if recipe.pipeline.held and recipe.pipeline.held != least:
@@ -142,7 +142,7 @@ def _listed(values: Sequence[int]) -> str:
     return f"[{','.join(map(str, values))}]"
 
 
-def ladder_lines(rungs: Sequence[Rung], predicted: dict[str, Any]) -> list[str]:
+def ladder_lines(rungs: Sequence[MemoryOption], predicted: dict[str, Any]) -> list[str]:
     """The ladder in words, one line a step, after what was expected."""
     card = predicted.get("card_gib")
     need = size_text(with_reserve(predicted["memory_gib"] * GIB, gpu=bool(card)))

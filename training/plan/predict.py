@@ -10,32 +10,32 @@ from training.cost.memory import GIB, micro_batch_tokens
 from training.cost.pace import pace
 from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
-from training.plan import fits, teaches
+from training.plan import data_checks, fits
+from training.plan.data_checks import tokens_each_step
 from training.plan.facts import Facts
 from training.plan.fits import Check, Situation
-from training.plan.ladder import ladder
+from training.plan.ladder import memory_options
 from training.plan.machines import PlannedMachines, Workload
 from training.plan.notes import Rounded, four_bits_faster
 from training.plan.options import Search, choose
-from training.plan.teaches import tokens_each_step
 from training.recipe.reading import with_changes
 from training.recipe.recipe import Recipe, flat
 from training.recipe.tables import OF_A_STRATEGY
 from training.text.counts import size_text
 
 CHECKS: Sequence[Callable[[Situation], Check]] = (
-    teaches.records,
-    teaches.skipped,
-    teaches.truncated,
-    teaches.duplicates,
-    teaches.leaks,
-    teaches.special_tokens,
-    teaches.template,
-    teaches.end_of_turn,
-    teaches.padding_token,
-    teaches.warmup,
-    teaches.epochs,
-    teaches.tokens_per_step,
+    data_checks.records,
+    data_checks.skipped,
+    data_checks.truncated,
+    data_checks.duplicates,
+    data_checks.leaks,
+    data_checks.special_tokens,
+    data_checks.template,
+    data_checks.end_of_turn,
+    data_checks.padding_token,
+    data_checks.warmup,
+    data_checks.epochs,
+    data_checks.tokens_per_step,
     fits.saving,
     fits.gpu_memory,
     fits.host_ram,
@@ -101,7 +101,7 @@ def decided_again(
 
 def layout_keys(recipe: Recipe, shape: ModelShape, ranks: int) -> tuple[str, ...]:
     """The keys of a pipeline's table where so many ranks cannot be its stages; empty where they can."""
-    if not recipe.staged or not cost_of(recipe).misfit(shape, recipe, ranks):
+    if not recipe.is_pipeline or not cost_of(recipe).misfit(shape, recipe, ranks):
         return ()
     return tuple(f"pipeline.{key}" for key, _ in recipe.pipeline)
 
@@ -205,7 +205,7 @@ def _smaller(recipe: Recipe, facts: Facts) -> str:
     """The changes that make it fit, from the cheapest on; nothing where all together do not."""
     has = facts.card.bytes / GIB if facts.card else facts.ram_bytes / facts.ranks_per_node / GIB
     settings: dict[str, str] = {}
-    for rung in ladder(recipe, facts.shape, facts.ranks, facts.report["longest"], cards=facts.card is not None):
+    for rung in memory_options(recipe, facts.shape, facts.ranks, facts.report["longest"], cards=facts.card is not None):
         settings |= dict(setting.split("=") for setting in rung.settings)
         if rung.leaves_gib <= has:
             return " ".join(f"--set {key}={value}" for key, value in settings.items())

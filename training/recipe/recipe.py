@@ -41,7 +41,7 @@ LEANEST_WHOLE = "zero2"
 LEFT_TO_THE_PLAN = ("strategy", "micro_batch", "gradient_checkpointing")
 """Keys that may be "auto"."""
 
-NOT_PART_OF_THE_MATHS = frozenset(
+NOT_COMPUTED = frozenset(
     {
         "about",
         "auto",
@@ -196,12 +196,12 @@ class Recipe(Table):
         return self
 
     @property
-    def staged(self) -> bool:
+    def is_pipeline(self) -> bool:
         """Whether the model's layers lie in stages, as the table `pipeline` says."""
         return self.strategy == "pipeline"
 
     @property
-    def prefers(self) -> bool:
+    def is_dpo(self) -> bool:
         """Whether it learns from pairs of answers."""
         return self.goal == DPO
 
@@ -213,18 +213,18 @@ class Recipe(Table):
     @property
     def row_length(self) -> int:
         """Tokens of a packed row: both answers of a pair share one."""
-        return self.max_length * (2 if self.prefers else 1)
+        return self.max_length * (2 if self.is_dpo else 1)
 
     @property
     def reference_passes(self) -> int:
         """Forward passes of the base model alone beside each of the model that learns."""
-        return 1 if self.prefers else 0
+        return 1 if self.is_dpo else 0
 
     @property
     def left_open(self) -> tuple[str, ...]:
         """Keys that the plan decides before the launch: those left to it, and what the table `pipeline` leaves empty,
         where the strategy is that or is left."""
-        its = self.pipeline if self.staged or "strategy" in self.auto else ()
+        its = self.pipeline if self.is_pipeline or "strategy" in self.auto else ()
         return (*self.auto, *(f"pipeline.{key}" for key, value in its if not value))
 
     def checkpointed(self, layers: int) -> int:
@@ -245,26 +245,26 @@ class Recipe(Table):
         """Whether the replicas meet after this step, so that all of them are the same model."""
         return step % self.sync_every == 0 or step == total_steps
 
-    def falls_due(self, every: int, step: int) -> bool:
+    def is_due(self, every: int, step: int) -> bool:
         """Whether what is wanted every so many steps is to be done after this one, after which the replicas have met:
         it waits for that."""
         met_before = (step - 1) // self.sync_every * self.sync_every
         return step // every > met_before // every
 
-    def maths(self) -> dict[str, Any]:
+    def compute_keys(self) -> dict[str, Any]:
         """The keys that decide what is computed, flat (`lora.rank`); a resumed run must agree on them."""
         values = flat(self.model_dump(mode="json"))
-        return {key: v for key, v in values.items() if key not in NOT_PART_OF_THE_MATHS}
+        return {key: v for key, v in values.items() if key not in NOT_COMPUTED}
 
     def data_settings(self) -> dict[str, Any]:
         """The keys that decide what the prepared data are, beside the records themselves."""
         names = ("max_length", "train_on", "batching", "pad_token", "template_args")
         split = {"fraction": self.validation.fraction, "seed": self.seed} if self.validation.fraction else None
-        pairs = {"goal": self.goal} if self.prefers else {}  # unsaid elsewhere, as before there were pairs
+        pairs = {"goal": self.goal} if self.is_dpo else {}  # unsaid elsewhere, as before there were pairs
         return {name: getattr(self, name) for name in names} | {"validation": split} | pairs
 
-    def maths_hash(self) -> str:
-        return hashlib.sha256(json.dumps(self.maths(), sort_keys=True).encode()).hexdigest()
+    def compute_hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.compute_keys(), sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:
         """The whole recipe, defaults written out; `read_recipe` reads it back to an equal one."""
@@ -280,7 +280,7 @@ class Recipe(Table):
 
 def _refused_goal(recipe: Recipe) -> str:
     """Why the recipe's goal cannot be had with its other keys; empty where it can."""
-    if not recipe.prefers:
+    if not recipe.is_dpo:
         said = [key for key, value in recipe.dpo if value != type(recipe.dpo).model_fields[key].default]
         return f"dpo.{said[0]} is for goal = dpo, not {recipe.goal}; --set goal=dpo, or leave it out" if said else ""
     if recipe.tuning == "full":

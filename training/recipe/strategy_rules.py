@@ -23,7 +23,7 @@ def micro_steps(global_batch: int, replicas: int, micro_batch: int) -> int:
 
 def needs(recipe: Recipe, gpu: bool) -> str:
     """Why the recipe cannot be run with its strategy, on GPUs or without; empty where it can."""
-    if recipe.staged and recipe.tuning == "full":
+    if recipe.is_pipeline and recipe.tuning == "full":
         return f"strategy {recipe.strategy} trains adapters; tuning = full needs one of zero0 to zero3"
     if recipe.strategy in PARTITIONED:
         return _partitioned_needs(recipe, gpu) or refused_sums(recipe, recipe.strategy)
@@ -33,7 +33,7 @@ def needs(recipe: Recipe, gpu: bool) -> str:
         return f"offload.parameters needs strategy zero3, not {recipe.strategy}"
     if reason := refused_sums(recipe, recipe.strategy):
         return reason
-    return _contradiction(recipe.pipeline) if recipe.staged else ""
+    return _contradiction(recipe.pipeline) if recipe.is_pipeline else ""
 
 
 def refused_sums(recipe: Recipe, strategy: str) -> str:

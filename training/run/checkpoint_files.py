@@ -181,7 +181,7 @@ def link_checkpoint(run: Path) -> LinkedCheckpoint:
         name = checkpoint_folder(step)
         check_sums(run / name, sums_at(run / name))
         verify_checkpoint(run / name, planned_base_model(run))
-        point(run, Path(name))
+        link(run, Path(name))
 
     step, damaged = take_undamaged(names, best, take)
     return LinkedCheckpoint(step, newest_step(names), damaged)
@@ -240,7 +240,7 @@ def check_sums(folder: Path, sums: dict[str, str]) -> None:
             raise DamagedError(f"{folder / file} is missing or damaged")
 
 
-def point(run: Path, checkpoint: Path) -> None:
+def link(run: Path, checkpoint: Path) -> None:
     """A link `adapter` or `model` in the run folder, to what the checkpoint holds of that name."""
     part = part_of(run / checkpoint)
     link, target = run / part, checkpoint / part

@@ -134,7 +134,7 @@ def test_what_bills_in_another_region_is_asked_for_there_and_ends_once_it_is_gon
     (machine,) = cluster.up(1).values()
     (disk,) = cluster.data_disks
     other.region_id = "nowhere-2"
-    left = {each.entry.instance_id for each in ledger.left_elsewhere(other, cluster.settings)}
+    left = {each.entry.instance_id for each in ledger.billed_elsewhere(other, cluster.settings)}
     assert left == {machine.instance_id, disk.disk_id}, "nobody can be asked: what was seen last stands"
     other.regions["nowhere-1"] = cluster.cloud
     cluster.cloud.delete("instance", [machine.instance_id], "console")

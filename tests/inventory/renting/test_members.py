@@ -76,9 +76,9 @@ def test_a_machine_being_reclaimed_is_not_counted_but_still_a_node_until_replace
     dying = machine("demo-te2", "dying", 3, locks=("recycling",))
     head = machine("demo-te1", "head", 3)
     assert members.missing([head, dying], 2) == (2,)
-    assert members.present([head, dying]) == (head, dying)
+    assert members.reachable([head, dying]) == (head, dying)
     fresh = machine("demo-te2", "fresh")
-    assert members.present([dying, fresh, head]) == (head, fresh)
+    assert members.reachable([dying, fresh, head]) == (head, fresh)
     assert members.missing([head, dying, fresh], 2) == ()
 
 

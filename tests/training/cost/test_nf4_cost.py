@@ -19,7 +19,7 @@ from training.laptop.resume_run import changed_recipe
 from training.models.card import CardFacts, card
 from training.models.names import load_recipe
 from training.plan import notes
-from training.plan.ladder import ladder
+from training.plan.ladder import memory_options
 from training.plan.machines import PlannedMachines, room
 from training.plan.options import Search, choose
 from training.plan.predict import make_plan
@@ -272,7 +272,7 @@ def test_where_nothing_fits_the_plan_says_that_four_bits_would():
 
 
 def test_the_ladder_offers_four_bits_before_records_lose_their_ends():
-    rungs = ladder(_recipe("14b"), _shape("14b"), 1, 2048, cards=True)
+    rungs = memory_options(_recipe("14b"), _shape("14b"), 1, 2048, cards=True)
     settings = [rung.settings for rung in rungs]
     four = settings.index(("strategy=zero2", "base_precision=nf4"))
     assert rungs[four].leaves_gib < A10_BYTES / GIB < rungs[four - 1].leaves_gib
@@ -283,7 +283,7 @@ def test_the_ladder_offers_four_bits_before_records_lose_their_ends():
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_ladder_of_a_recipe_in_four_bits_leads_to_recipes_that_can_be_had(ranks):
     asked = _recipe("14b", base_precision="nf4", strategy="zero0", micro_batch="4", gradient_checkpointing="false")
-    rungs = ladder(asked, _shape("14b"), ranks, 2048, cards=True)
+    rungs = memory_options(asked, _shape("14b"), ranks, 2048, cards=True)
     settings: dict[str, str] = {}
     for rung in rungs:
         settings |= dict(setting.split("=") for setting in rung.settings)
@@ -333,8 +333,8 @@ def test_a_recipes_own_zero3_gives_way_to_the_plan_where_four_bits_are_asked_for
 
 def test_four_bits_are_part_of_the_maths():
     before, now = _recipe("7b", strategy="zero0"), _recipe("7b", strategy="zero0", base_precision="nf4")
-    assert now.maths() == before.maths() | {"base_precision": "nf4"}
-    assert now.maths_hash() != before.maths_hash()
+    assert now.compute_keys() == before.compute_keys() | {"base_precision": "nf4"}
+    assert now.compute_hash() != before.compute_hash()
 
 
 def test_a_published_adapter_says_beside_what_it_was_trained():

@@ -16,7 +16,7 @@ from training.laptop import data_size, data_view
 from training.laptop.base_model import TINY
 from training.laptop.data_view import Question
 from training.laptop.head_node import HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.models import tiny
 from training.models.names import load_recipe
 from training.text.files import ORIGIN, sha256_of
@@ -39,9 +39,9 @@ def head(tmp_path, monkeypatch):
     @contextmanager
     def opened(here, _hint=""):
         assert not here
-        yield OpenCluster(found)
+        yield Session(found)
 
-    monkeypatch.setattr(data_view, "opened", opened)
+    monkeypatch.setattr(data_view, "open_cluster", opened)
     monkeypatch.setattr(data_size, "NEEDED", ("no_such_library",))
     return found
 

@@ -242,7 +242,7 @@ def test_without_a_head_and_a_tokenizer_the_files_are_looked_at_all_the_same(tmp
     def opened(*_):
         raise SettingsError("there is no cluster")
 
-    monkeypatch.setattr(data_view, "opened", opened)
+    monkeypatch.setattr(data_view, "open_cluster", opened)
     (file := tmp_path / "a.jsonl").write_text('{"text": "one"}\n{}\n')
     asked = Question((str(file),), "qwen3-8b", load_recipe("qwen3-8b"))
     look = data_view.look(asked, datetime.now(UTC), lambda *_: None)

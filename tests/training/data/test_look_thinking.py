@@ -179,7 +179,7 @@ def test_a_recipe_takes_arguments_keeps_them_and_makes_other_data_of_them():
     assert recipe.template_args == {"enable_thinking": False, "reasoning_effort": "low"}
     assert parse_recipe(recipe.to_toml(), {}, "x") == recipe and load_recipe("tiny").template_args == {}
     assert recipe.data_settings() != load_recipe("tiny").data_settings()
-    assert recipe.maths()["template_args.enable_thinking"] is False
+    assert recipe.compute_keys()["template_args.enable_thinking"] is False
     with pytest.raises(RecipeError, match=r"template_args: 'tokenize' is nothing to give a chat template"):
         load_recipe("tiny", {"template_args.tokenize": "false"})
 

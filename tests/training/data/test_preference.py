@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 from training.data.build import Build, content_hash  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder, shared_prefix  # noqa: E402
-from training.data.look.watch import Watch  # noqa: E402
+from training.data.look.watch import DataStatistics  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.data.readers import check  # noqa: E402
 from training.data.sample import IGNORED, Bad, BadRecord, DataError, Sample  # noqa: E402  # noqa: E402
@@ -138,7 +138,7 @@ def _built(folder, tokenizer, records, skip=False, **settings):
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
     bad = Bad(skip)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
-    watch = Watch(len(records), 0, lambda *_: None)
+    watch = DataStatistics(len(records), 0, lambda *_: None)
     Build(encoder, recipe, folder / "made", bad, watch).run(source, content_hash(source, tokenizer, recipe))
     return open_prepared(folder / "made" / "train"), bad
 

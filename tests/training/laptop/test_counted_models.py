@@ -20,7 +20,7 @@ from training.laptop import folder_model, plan_options, preparing, start_run
 from training.laptop.folder_model import folder_recipe
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.models import adding
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.plan_options import PlanWish
 from training.models.folder import shape_of
 
@@ -78,14 +78,14 @@ def head(laptop, tmp_path):
     @contextmanager
     def opened(here):
         found.opens.append(here)
-        yield OpenCluster(found)
+        yield Session(found)
 
-    laptop.setattr(folder_model, "opened", opened)
+    laptop.setattr(folder_model, "open_cluster", opened)
     return found
 
 
 def test_a_folder_is_counted_on_the_head_once_and_nothing_of_it_stays_there(head, laptop, folder, tmp_path, capsys):
-    recipe = start_run.chosen_recipe(str(folder), ["lora.rank=4"])
+    recipe = start_run.resolve_recipe(str(folder), ["lora.rank=4"])
     assert recipe.lora.rank == 4 and recipe.max_length == 512 and head.opens == [False]
     shown = capsys.readouterr()
     assert f"{folder}: its layers are counted with torch and transformers, and this Python lacks torch; " in shown.err
@@ -106,7 +106,7 @@ def test_a_folder_is_counted_on_the_head_once_and_nothing_of_it_stays_there(head
 def test_a_model_of_the_hub_is_counted_on_the_head(head, laptop):
     with Hub({REPO: {"config.json": json.dumps(CONFIG).encode()}}) as hub:
         laptop.setenv("HF_ENDPOINT", hub.url)
-        recipe = start_run.chosen_recipe(REPO, [])
+        recipe = start_run.resolve_recipe(REPO, [])
     assert (recipe.base_model, recipe.max_length) == (REPO, 512) and head.opens == [False]
     assert plan_options.subject(recipe, PlanWish())[0].layers == 2 and list(head.runs.iterdir()) == []
 
@@ -143,10 +143,10 @@ def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(lap
         raise NoCloud("no cloud answers")
         yield
 
-    laptop.setattr(folder_model, "opened", opened)
+    laptop.setattr(folder_model, "open_cluster", opened)
     laptop.chdir(folder.parent)
     with pytest.raises(PlanError) as refused:
-        start_run.chosen_recipe("./My Model", [])
+        start_run.resolve_recipe("./My Model", [])
     assert str(refused.value) == (
         "./My Model: its layers are counted with torch and transformers, and this Python lacks torch: "
         "pip install -e '.[train]' (README.md says how to take the small torch, without CUDA), "
@@ -155,8 +155,8 @@ def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(lap
 
 
 def test_a_head_that_was_not_deployed_names_the_base_deploy(head, laptop, folder):
-    bare = OpenCluster.launch
-    laptop.setattr(OpenCluster, "launch", lambda *words: replace(bare(*words), python="/nowhere", deploy="pyinfra x"))
+    bare = Session.launch
+    laptop.setattr(Session, "launch", lambda *words: replace(bare(*words), python="/nowhere", deploy="pyinfra x"))
     with pytest.raises(PlanError, match=r"it cannot now: this machine has no Python environment .* deploy: pyinfra x$"):
         folder_recipe(str(folder), {})
 

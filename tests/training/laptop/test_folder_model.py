@@ -77,13 +77,13 @@ def test_the_recipe_of_a_folder_is_derived_and_can_be_changed(folder: Path):
 
 def test_the_recipe_of_a_folder_is_shown_with_what_its_files_say(folder: Path, capsys):
     (folder / "config.json").write_text(json.dumps(CONFIG | {"dtype": "float32"}))
-    assert start_run.chosen_recipe(str(folder), ["lora.rank=4"], "5").lora.rank == 4
+    assert start_run.resolve_recipe(str(folder), ["lora.rank=4"], "5").lora.rank == 4
     shown = capsys.readouterr()
     comment = shown.err.replace("\n# ", " ")
     assert comment.count(f'base_model = "folder:{folder}"') == 1 and not shown.out
     assert "stored in float32" in comment and "no chat template" in comment and "ownload" not in comment
     (folder / "chat_template.jinja").write_text("{% if enable_thinking %}{% endif %}")
-    start_run.chosen_recipe(str(folder), [])
+    start_run.resolve_recipe(str(folder), [])
     comment = capsys.readouterr().err.replace("\n# ", " ")
     assert "knows thoughts" in comment and "no chat template" not in comment
 

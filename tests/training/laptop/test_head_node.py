@@ -24,7 +24,7 @@ from training.data.sample import DataError
 from training.laptop import base_model, preparing, rental, resume_run, runs
 from training.laptop.adapter import tuned_model
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
 from training.recipe.reading import read_recipe
@@ -157,7 +157,7 @@ def ended(tmp_path: Path, monkeypatch) -> Stands:
     (run / "logs").mkdir(parents=True)
     make_checkpoint(run, 4)
     launch = Launch(RUN, str(run), (), "training.node.finetune", (), sys.executable, {}, here=True)
-    (base := Path(OpenCluster(head).launch(RUN, launch.module).models) / "tiny").mkdir(parents=True)
+    (base := Path(Session(head).launch(RUN, launch.module).models) / "tiny").mkdir(parents=True)
     assert base.is_relative_to(tmp_path)
     for name in ("config.json", "model.safetensors"):
         (base / name).touch()
@@ -180,14 +180,14 @@ def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands
         monkeypatch.setattr("training.laptop.follow.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", supervisor_pid=supervisor.pid)))
         monkeypatch.setattr(ended, "start", lambda launch: setattr(ended, "started", supervisor.poll()))
-        assert resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False) == RUN
+        assert resume_run.resume(Session(ended), RUN, None, {}, force=False) == RUN
     assert (ended.started, len(pauses)) == (0, 3)
 
 
 def test_a_run_whose_base_model_is_gone_does_not_go_on(ended: Stands):
     shutil.rmtree(Path.home() / ".cache")
     with pytest.raises(LaunchError, match=f"^the base model of {RUN} is gone: .* --model tiny .* puts it back$"):
-        resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False)
+        resume_run.resume(Session(ended), RUN, None, {}, force=False)
     assert not hasattr(ended, "started")
 
 
@@ -196,7 +196,7 @@ def test_a_resume_ships_todays_code_alone(ended: Stands):
     run = ended.runs / RUN
     (run / "training" / "strategies").mkdir(parents=True)
     (run / "training" / "strategies" / "zero3.py").write_text("from training.cost.strategies import zero3 as cost\n")
-    resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False)
+    resume_run.resume(Session(ended), RUN, None, {}, force=False)
     assert not (run / "training" / "strategies").exists() and (run / "training" / "node" / "finetune.py").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
 def test_a_forced_resume_goes_by_the_changed_recipe_and_keeps_the_one_before(ended: Stands, capsys):
     run, before = ended.runs / RUN, load_recipe("tiny")
     overrides = {"optimizer.lr": "0.5", "save_every": "7"}
-    assert resume_run.resume(OpenCluster(ended), RUN, None, overrides, force=True) == RUN
+    assert resume_run.resume(Session(ended), RUN, None, overrides, force=True) == RUN
     assert ended.started.arguments == ("--resume", "--force")
     after = read_recipe(run / "recipe.toml")
     assert (after.optimizer.lr, after.save_every) == (0.5, 7)
@@ -245,7 +245,7 @@ def prepared(ended: Stands, monkeypatch) -> list[tuple[int, DataRequest, bool]]:
 
 
 def test_a_resume_that_changes_the_data_prepares_them_again_as_they_were_before_it_starts(ended: Stands, prepared):
-    place = OpenCluster(ended)
+    place = Session(ended)
     resume_run.resume(place, RUN, None, {"optimizer.lr": "0.5", "seed": "7", "save_every": "3"}, force=True)
     assert prepared == [], "none of these decides what the data are"
     del ended.started
@@ -263,7 +263,7 @@ def test_a_resume_that_changes_the_data_prepares_them_again_as_they_were_before_
 def test_a_resume_whose_data_cannot_be_prepared_leaves_the_recipe_as_it_was(ended: Stands, prepared):
     before = (ended.runs / RUN / "recipe.toml").read_text()
     with pytest.raises(DataError, match="within 9 tokens"):
-        resume_run.resume(OpenCluster(ended), RUN, None, {"max_length": "9"}, force=True)
+        resume_run.resume(Session(ended), RUN, None, {"max_length": "9"}, force=True)
     assert not hasattr(ended, "started")
     assert (ended.runs / RUN / "recipe.toml").read_text() == before
     assert not list((ended.runs / RUN).glob("recipe.before-*"))
@@ -282,26 +282,26 @@ def test_a_resume_is_given_the_time_its_last_steps_took_where_it_goes_on_as_it_w
     row = {"step": 5, "total_steps": 300, "loss": 1.0, "lr": 0.1, "tokens_per_s": 9.0, "memory_gib": 1.0}
     told = "" if goes_on == "with no step" else "".join(json.dumps(row | {"step_s": s}) + "\n" for s in (1.0, 3.0))
     (ended.runs / RUN / "metrics.jsonl").write_text(told)
-    launch = OpenCluster(ended).launch(RUN, "training.node.finetune")
+    launch = Session(ended).launch(RUN, "training.node.finetune")
     hosts = (Host("localhost", "127.0.0.1", 9),) if goes_on == "on another machine" else launch.hosts
     (ended.runs / RUN / "launch.json").write_text(launch_text(replace(launch, hosts=hosts)))
     overrides = {"strategy": "zero2"} if goes_on == "with another strategy" else {}
-    resume_run.resume(OpenCluster(ended), RUN, None, overrides, force=False)
+    resume_run.resume(Session(ended), RUN, None, overrides, force=False)
     assert covered == [seconds]
 
 
 def test_what_is_not_computed_may_change_without_force(ended: Stands):
-    resume_run.resume(OpenCluster(ended), RUN, None, {"save_every": "7", "strategy": "zero2"}, force=False)
+    resume_run.resume(Session(ended), RUN, None, {"save_every": "7", "strategy": "zero2"}, force=False)
     assert ended.started.arguments == ("--resume",)
     assert read_recipe(ended.runs / RUN / "recipe.toml").strategy == "zero2"
     with pytest.raises(LaunchError, match=r"keeps its recipe; this would be optimizer\.lr 0\.5 instead of .* --force"):
-        resume_run.resume(OpenCluster(ended), RUN, None, {"optimizer.lr": "0.5"}, force=False)
+        resume_run.resume(Session(ended), RUN, None, {"optimizer.lr": "0.5"}, force=False)
     assert read_recipe(ended.runs / RUN / "recipe.toml").optimizer.lr != 0.5
 
 
 def test_a_finished_run_goes_on_only_to_more_steps(ended: Stands):
     (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "finished")))
-    place = OpenCluster(ended)
+    place = Session(ended)
     assert resume_run.resume(place, RUN, None, {"optimizer.lr": "0.5"}, force=True) is None
     assert resume_run.resume(place, RUN, None, {"steps": "999"}, force=True) == RUN
     assert read_recipe(ended.runs / RUN / "recipe.toml").steps == 999
@@ -514,33 +514,33 @@ def learned(tmp_path: Path) -> HereHead:
 
 
 def test_a_newest_run_that_learned_nothing_gives_way_to_the_only_one_that_did(learned, capsys):
-    assert runs.find_learned(learned, None) == OLD
+    assert runs.newest_with_checkpoint(learned, None) == OLD
     said = capsys.readouterr().out
     assert said == f"{NEWEST}, the newest run, ended with no checkpoint: taking {OLD}\n"
-    assert runs.find_learned(learned, NEWEST) == NEWEST, "who names one means it"
+    assert runs.newest_with_checkpoint(learned, NEWEST) == NEWEST, "who names one means it"
 
 
 def test_of_several_that_learned_something_one_has_to_be_named(learned):
     make_run(learned.runs, NEWER, steps=(2,))
     with pytest.raises(LaunchError, match=f"ended with no checkpoint; these have one, say which: {NEWER}, {OLD}"):
-        runs.find_learned(learned, None)
+        runs.newest_with_checkpoint(learned, None)
 
 
 def test_a_finished_run_is_nothing_to_resume(learned):
-    assert runs.find_learned(learned, None, to_resume=True) == NEWEST
+    assert runs.newest_with_checkpoint(learned, None, to_resume=True) == NEWEST
     make_run(learned.runs, NEWER, state="stopped", steps=(2,))
-    assert runs.find_learned(learned, None, to_resume=True) == NEWER
+    assert runs.newest_with_checkpoint(learned, None, to_resume=True) == NEWER
 
 
 def test_a_newest_run_with_a_checkpoint_is_taken_however_many_others_there_are(learned, capsys):
     make_run(learned.runs, NEWER, steps=(2,))
     (learned.runs / NEWEST / "checkpoints" / "step-2").mkdir()
-    assert runs.find_learned(learned, None) == NEWEST and capsys.readouterr().out == ""
+    assert runs.newest_with_checkpoint(learned, None) == NEWEST and capsys.readouterr().out == ""
 
 
 def test_a_run_of_another_recipe_is_no_candidate_for_the_one_that_is_named(learned):
     make_run(learned.runs, "qwen3-8b-20260201-080000", state="failed")
-    assert runs.find_learned(learned, None, "qwen3-8b") == "qwen3-8b-20260201-080000"
+    assert runs.newest_with_checkpoint(learned, None, "qwen3-8b") == "qwen3-8b-20260201-080000"
 
 
 @pytest.mark.parametrize(("user", "owner"), [("", 0), ("1234", 1234)])

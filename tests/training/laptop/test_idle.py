@@ -18,7 +18,7 @@ from tests.support.rented_in_memory import Rented
 from tests.support.run_folders import make_run
 from training.laptop import rental, starting
 from training.laptop.head_node import HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 
 HOUR = timedelta(hours=1)
 NEW = "tiny-20260131-154500"
@@ -109,7 +109,7 @@ def test_a_plan_that_the_budget_cuts_is_cut_in_the_tags_too(rented):
     assert abs(tags.moment_of(machine.tags, tags.PLANNED_TAG) - cut) < timedelta(seconds=2)
 
 
-class Cluster(OpenCluster):
+class Cluster(Session):
     """One whose nodes say what they are told to."""
 
     te2 = ""
@@ -150,7 +150,7 @@ def test_without_hours_idle_nothing_moves_and_nothing_is_said(opened, capsys):
     planned = release(cluster)
     with rental.in_use(at_hand):
         pass
-    rental.used(Settings(provider="static"))
+    rental.restore_lease(Settings(provider="static"))
     assert release(cluster) == planned and capsys.readouterr().out == ""
 
 
@@ -166,7 +166,7 @@ def test_machines_that_somebody_may_use_stay_as_planned(opened, capsys, monkeypa
     cluster, at_hand = opened(hours_idle=1)
     planned = release(cluster)
     monkeypatch.setattr(Cluster, "te2", answer)
-    rental.leave_idle(at_hand)
+    rental.shorten_idle_lease(at_hand)
     assert release(cluster) == planned
     assert capsys.readouterr().out == f"the machines stay as planned: {said}\n"
 
@@ -184,11 +184,11 @@ def test_a_program_with_a_model_is_found_on_a_node_and_the_question_itself_is_no
 def test_a_run_that_goes_on_or_is_being_started_keeps_the_machines(opened, capsys, monkeypatch):
     cluster, at_hand = opened(hours_idle=1)
     planned = release(cluster)
-    with starting.turn(at_hand.head):
-        rental.leave_idle(at_hand)
+    with starting.hold_start_lock(at_hand.head):
+        rental.shorten_idle_lease(at_hand)
     assert release(cluster) == planned and capsys.readouterr().out == ""
     make_run(at_hand.head.runs, NEW)  # which is over
-    rental.leave_idle(at_hand)
+    rental.shorten_idle_lease(at_hand)
     assert release(cluster) < planned
 
 
@@ -209,7 +209,7 @@ def test_who_follows_a_run_is_told_beforehand_what_comes_after_it(opened, capsys
     cluster, at_hand = opened(hours_idle=1.5)
     monkeypatch.setattr(lease, "keep_machines", lambda *_: nullcontext())
     monkeypatch.setattr(rental, "RemoteHead", lambda node: HereHead(Path()))
-    with rental.kept(Cluster(at_hand.head, (None,), cluster.settings)):
+    with rental.lease_extended(Cluster(at_hand.head, (None,), cluster.settings)):
         assert "they are released 1.5 h later (hours_idle)" in capsys.readouterr().out
         assert ahead(cluster) > 3 * HOUR
     assert ahead(cluster) <= 1.5 * HOUR
@@ -223,7 +223,7 @@ def test_a_run_that_nobody_follows_says_until_when_its_machines_are_there(opened
         f"The cloud releases the machines at {clock(release(cluster))}; while no one follows the run, nothing"
     )
     assert said.count("\n") == 1
-    rental.print_release_time(OpenCluster(at_hand.head, settings=Settings(provider="static")))
+    rental.print_release_time(Session(at_hand.head, settings=Settings(provider="static")))
     assert capsys.readouterr().out == ""
     rental.print_release_time(opened(hours_idle=1)[1])
     assert capsys.readouterr().out.endswith("\nhours_idle waits for the next command of this laptop\n")

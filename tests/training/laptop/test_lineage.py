@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.heads import HeadOver, cluster_of, node
 from training.laptop import new_run
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.launch import LaunchError
 from training.run.notices import RECORD, DiskRecord, next_record, parse_record, record_text
 
@@ -35,7 +35,7 @@ def test_a_record_is_read_as_it_was_written():
     assert parse_record(record_text(record)) == record
 
 
-def cluster(tmp_path: Path, record: DiskRecord | None, disk: str) -> OpenCluster:
+def cluster(tmp_path: Path, record: DiskRecord | None, disk: str) -> Session:
     if record:
         (tmp_path / RECORD).write_text(record_text(record))
     return cluster_of(HeadOver(runs=tmp_path / "runs"), [node(disk=disk)], name="demo")

@@ -10,7 +10,7 @@ import pytest
 from inventory.settings import Models, Settings
 from training.laptop.head_node import HereHead
 from training.laptop.models import deleting, table
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.folder import LAUNCH, STATUS, Status, status_text
 from training.run.launch import LaunchError
 from training.text.files import ORIGIN
@@ -18,7 +18,7 @@ from training.text.files import ORIGIN
 RUN = "tiny-20260131-154500"
 
 
-class Nodes(OpenCluster):
+class Nodes(Session):
     """Three nodes whose disks are folders of this machine; te3 does not answer."""
 
     def launch(self, run_id, module, arguments=()):

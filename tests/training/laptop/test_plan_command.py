@@ -37,7 +37,7 @@ from training.laptop.data_view import Question
 from training.laptop.folder_model import folder_recipe
 from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
-from training.laptop.start_run import BUILT_IN, chosen_recipe
+from training.laptop.start_run import BUILT_IN, resolve_recipe
 from training.models import tiny
 from training.models.names import load_recipe, recipe_names
 from training.plan import calibration
@@ -583,7 +583,7 @@ def test_the_start_that_is_printed_leaves_the_plan_to_the_start_which_may_find_f
     words = ("--model", "qwen2.5-14b", "--data", data, "--set", "seed=3", "--set", "micro_batch=1", "--nodes", "2")
     (command,) = next_line(place, *words)
     assert command == f"next: fab train --model qwen2.5-14b --data {data} --set seed=3 --set micro_batch=1"
-    assert chosen_recipe("qwen2.5-14b", ["micro_batch=1"], "").auto == ("strategy", "gradient_checkpointing")
+    assert resolve_recipe("qwen2.5-14b", ["micro_batch=1"], "").auto == ("strategy", "gradient_checkpointing")
 
 
 def test_what_a_recipe_says_itself_is_given_to_the_plan_where_another_way_is_taken(place):
@@ -591,7 +591,7 @@ def test_what_a_recipe_says_itself_is_given_to_the_plan_where_another_way_is_tak
     (command,) = next_line(place, "--model", "tiny")
     left = "--set strategy=auto --set micro_batch=auto --set gradient_checkpointing=auto"
     assert command == f"next: fab train --model tiny {left}"
-    recipe = chosen_recipe("tiny", [word for word in command.split() if "=" in word], "")
+    recipe = resolve_recipe("tiny", [word for word in command.split() if "=" in word], "")
     assert recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
 
 
@@ -678,7 +678,7 @@ def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):
         "import sys\n"
         "from inventory.settings import load_settings\n"
         "from training.laptop import plan_options, plan_view, start_run\n"
-        "recipe = start_run.chosen_recipe('qwen2.5-7b', (), '')\n"
+        "recipe = start_run.resolve_recipe('qwen2.5-7b', (), '')\n"
         "plan_view.print_plan(plan_options.plan_question(load_settings(), recipe, plan_options.PlanWish(card='A10')))\n"
         "print(sorted({'torch', 'deepspeed', 'transformers', 'alibabacloud_ecs20140526'} & set(sys.modules)))"
     )

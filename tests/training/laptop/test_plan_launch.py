@@ -30,7 +30,7 @@ from training.data.sample import Bad, DataError
 from training.laptop import attach, base_model, head_node, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
 from training.node.prepare import raw_data
@@ -161,7 +161,7 @@ def preparing_now(run: Path) -> list[str]:
 def test_stops_are_read_from_the_models_folder(run: Path):
     (run / "tiny").mkdir()
     (run / "tiny" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    place = OpenCluster(HereHead(run.parent))
+    place = Session(HereHead(run.parent))
     nodes = head_node.of_nodes(place.head, launch(run))
     assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == {7, 8}
 
@@ -210,7 +210,7 @@ def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **w
     monkeypatch.setattr(preparing, "prepare", preparation or prepare)
     recipe = load_recipe("tiny")
     with start_run.checked_data(recipe) as given:
-        return start_run.start(OpenCluster(head), recipe, given, MOMENT, **wishes)
+        return start_run.start(Session(head), recipe, given, MOMENT, **wishes)
 
 
 def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path, monkeypatch, capsys):
@@ -281,13 +281,13 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
         with pytest.raises(LaunchError, match=rf"^{RUN} is being started on this machine; wait for it"):
             start(head, monkeypatch, PREPARED, prepare, dry=dry)
     with pytest.raises(LaunchError, match="is being started"):
-        preparing.start(OpenCluster(head), MOMENT)
+        preparing.start(Session(head), MOMENT)
     with pytest.raises(LaunchError, match="is being started"):
         new_run.refuse_second(head)
-    assert runs.going_on(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
+    assert runs.running_or_starting(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
     go_on.set()
     worker.join(30)
-    assert first == [RUN] and head.started and runs.going_on(head) == ""
+    assert first == [RUN] and head.started and runs.running_or_starting(head) == ""
     assert [path.name for path in head.runs.iterdir()] == [RUN]
 
 
@@ -302,8 +302,8 @@ def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
     assert renting._stake()[0].active == ""
     snapshots._end_runs(None, te1, False)
-    with starting.turn(head):
-        mine = starting.claim(head, "tiny", MOMENT)
+    with starting.hold_start_lock(head):
+        mine = starting.reserve_run_id(head, "tiny", MOMENT)
         assert renting._stake()[0].active == mine.run_id == RUN
         with pytest.raises(RentError, match=f"{RUN} is being started"):
             snapshots._end_runs(None, te1, True)
@@ -313,13 +313,13 @@ def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
 def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only_that(tmp_path: Path):
     head = HereHead(tmp_path / "it's runs")
     head.make_runs()
-    first, second = (starting.claim(head, "tiny", MOMENT) for _ in range(2))
+    first, second = (starting.reserve_run_id(head, "tiny", MOMENT) for _ in range(2))
     assert (first.run_id, second.run_id) == (RUN, "tiny-20260131-154501")
-    starting.drop(head, replace(first, run_id=second.run_id))
+    starting.discard_run(head, replace(first, run_id=second.run_id))
     assert (head.runs / second.run_id).exists(), "another's"
-    starting.drop(head, first)
-    starting.keep(head, second.run_id)
-    starting.drop(head, second)
+    starting.discard_run(head, first)
+    starting.commit_run(head, second.run_id)
+    starting.discard_run(head, second)
     assert [path.name for path in head.runs.iterdir()] == [second.run_id], "a run that is ready is no start any more"
 
 
@@ -334,7 +334,7 @@ def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
         assert other.stdout and other.stdout.readline()
         assert starting.under_way(HereHead(tmp_path)) == "a run"
         other.kill()
-    with starting.turn(HereHead(tmp_path)) as mine:
+    with starting.hold_start_lock(HereHead(tmp_path)) as mine:
         mine.confirm()
 
 
@@ -346,12 +346,12 @@ def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, node, monk
         return head
 
     with closing(far()) as one, closing(far()) as other:
-        with pytest.raises(HeadError, match=r"^te1 has not heard"), starting.turn(one) as mine:
-            with pytest.raises(LaunchError, match=r"^a run is being started on te1"), starting.turn(other):
+        with pytest.raises(HeadError, match=r"^te1 has not heard"), starting.hold_start_lock(one) as mine:
+            with pytest.raises(LaunchError, match=r"^a run is being started on te1"), starting.hold_start_lock(other):
                 pytest.fail("two have the turn")
             mine.confirm()
             one.close()
-            with starting.turn(other) as theirs:
+            with starting.hold_start_lock(other) as theirs:
                 theirs.confirm()
             mine.confirm()
 
@@ -373,8 +373,8 @@ def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path
 def test_a_start_that_beats_keeps_the_turn_beyond_the_silence(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(starting, "SILENCE_S", 4)
     monkeypatch.setattr(starting, "BEAT_S", 0.1)
-    head, beats, send = Recorded(tmp_path / "runs"), [], starting.Turn._send
-    monkeypatch.setattr(starting.Turn, "_send", lambda turn, word: beats.append(word) or send(turn, word))
+    head, beats, send = Recorded(tmp_path / "runs"), [], starting.StartLock._send
+    monkeypatch.setattr(starting.StartLock, "_send", lambda turn, word: beats.append(word) or send(turn, word))
 
     def prepare(*_: object) -> Any:
         until(lambda: len(beats) > starting.SILENCE_S / starting.BEAT_S, "beats for longer than the silence")
@@ -458,7 +458,7 @@ def test_bad_records_come_with_what_can_be_done_and_those_alone_without_leaving_
 def test_what_only_the_head_finds_wrong_is_told_with_the_names_that_were_given(tmp_path: Path):
     for name in ("a.json", "a.jsonl"):
         (tmp_path / name).write_text("[]")
-    given = start_run.Data(
+    given = start_run.TrainingData(
         {"data/train/a.json": tmp_path / "a.json", "data/train/a.jsonl": tmp_path / "a.jsonl"}, source=tmp_path
     )
     said = "/r/data/train/a.jsonl line 3: bad\n/r/data/train: no record to train on"
@@ -474,7 +474,7 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
     (head.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", f"rank 0 on te1 {words}", cause)))
     capsys.readouterr()
     with pytest.raises(attach.RunFailed, match="ran out of GPU memory"):
-        attach.conclude(head, RUN, runs.look(head, RUN))
+        attach.print_outcome(head, RUN, runs.look(head, RUN))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("planned: ")
     assert lines[1].startswith("  --set micro_batch=1: ") and "iB less" in lines[1]

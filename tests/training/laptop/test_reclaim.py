@@ -239,7 +239,7 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
 
 def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("reclaimed", saved=True, step=30))
-    attach.conclude(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
+    attach.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on when it is gone: fab train --resume tiny-20260131-154500, on the machines that are left; on all of "
         "them, and where the head is gone, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
@@ -248,7 +248,7 @@ def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snap
 
 def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("released", saved=True, step=30))
-    attach.conclude(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
+    attach.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on: fab up --hours N while they are there, else fab rebuild, or fab up and the base deploy where there is "
         "no snapshot; then fab train --resume tiny-20260131-154500"
@@ -258,7 +258,7 @@ def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(c
 @pytest.mark.parametrize("saved", [True, False])
 def test_who_stayed_with_a_run_that_somebody_stopped_hears_how_it_goes_on_where_it_saved(capsys, saved):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("asked", saved=saved))
-    attach.conclude(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
+    attach.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     way = "go on: fab train --resume tiny-20260131-154500"
     assert (way in capsys.readouterr().out.splitlines()) == saved
 

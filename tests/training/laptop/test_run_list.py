@@ -16,7 +16,7 @@ from tests.support import programs
 from tests.support.run_folders import make_run
 from training.laptop import data_size, runs
 from training.laptop.head_node import HereHead, _hardware
-from training.laptop.open_cluster import OpenCluster, opened
+from training.laptop.open_cluster import Session, open_cluster
 from training.laptop.run_list import deleting, giving_back, listing
 from training.laptop.status import runs_table, since
 from training.laptop.tasks import data, status, train
@@ -127,7 +127,7 @@ def deleted(places, *ids, only=""):
     going = deleting.planned(rows_of(home, there), ids, only)
     said = list(deleting.lines(going, head_asked=True))
     if going.of("head"):
-        assert deleting.on_nodes(going, OpenCluster(HereHead(there))) == {}
+        assert deleting.on_nodes(going, Session(HereHead(there))) == {}
     deleting.on_laptop(going, home)
     return said
 
@@ -271,7 +271,7 @@ def test_where_no_cluster_answers_a_run_of_this_machine_is_remembered(tmp_path, 
     run = tmp_path / "runs" / "tiny-20261123-160011"
     run.mkdir(parents=True)
     (run / "launch.json").write_text(json.dumps({"run_dir": ran_in or str(run)}))
-    with pytest.raises(SettingsError) as refused, opened(False):
+    with pytest.raises(SettingsError) as refused, open_cluster(False):
         pytest.fail("there is no cluster")
     assert str(refused.value).endswith(hint) and ("--here" in str(refused.value)) is bool(hint)
     with pytest.raises(Exit) as told:

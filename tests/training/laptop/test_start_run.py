@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.laptop.start_run import chosen_recipe
+from training.laptop.start_run import resolve_recipe
 from training.models.names import load_recipe, recipe_names
-from training.plan.teaches import warmup
+from training.plan.data_checks import warmup
 from training.recipe.reading import known_keys
 from training.recipe.recipe import RecipeError
 from training.text.problems import CALLED_ELSEWHERE
@@ -21,12 +21,12 @@ WARMUP = load_recipe("tiny").optimizer.warmup_steps
 def test_a_start_with_few_steps_is_not_refused_for_the_recipes_own_warm_up(name: str, asked: int | str):
     own = load_recipe(name).optimizer.warmup_steps
     steps = {"warm-up": own, "warm-up + 1": own + 1}.get(str(asked), asked)
-    recipe = chosen_recipe(name, (), str(steps))
+    recipe = resolve_recipe(name, (), str(steps))
     assert warmup(SimpleNamespace(recipe=recipe, total_steps=steps)).severity != "error"
 
 
 def test_fewer_steps_than_the_warm_up_shorten_it_to_a_tenth_of_them_and_it_is_said(capsys):
-    recipe = chosen_recipe("tiny", ["optimizer.lr=1e-4", "optimizer.schedule=linear"], str(WARMUP - 1))
+    recipe = resolve_recipe("tiny", ["optimizer.lr=1e-4", "optimizer.schedule=linear"], str(WARMUP - 1))
     assert recipe.optimizer.warmup_steps == (WARMUP - 1) // 10
     assert (recipe.steps, recipe.optimizer.lr, recipe.optimizer.schedule) == (WARMUP - 1, 1e-4, "linear")
     said = capsys.readouterr().err
@@ -34,10 +34,10 @@ def test_fewer_steps_than_the_warm_up_shorten_it_to_a_tenth_of_them_and_it_is_sa
 
 
 def test_epochs_take_the_place_of_the_recipes_steps_and_not_both_are_said():
-    recipe = chosen_recipe("tiny", (), epochs="2")
+    recipe = resolve_recipe("tiny", (), epochs="2")
     assert (recipe.epochs, recipe.steps) == (2, None)
     with pytest.raises(RecipeError, match="say one of them"):
-        chosen_recipe("tiny", (), "5", "2")
+        resolve_recipe("tiny", (), "5", "2")
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_epochs_take_the_place_of_the_recipes_steps_and_not_both_are_said():
 )
 def test_a_key_by_another_name_is_told_the_one_it_has_here(key, meant):
     with pytest.raises(RecipeError, match=rf"{key}: no such key; did you mean {meant}\?$"):
-        chosen_recipe("tiny", [f"{key}=1"])
+        resolve_recipe("tiny", [f"{key}=1"])
 
 
 def test_a_key_like_no_other_gets_no_proposal():
     with pytest.raises(RecipeError, match=r"zzzz: no such key$"):
-        chosen_recipe("tiny", ["zzzz=1"])
+        resolve_recipe("tiny", ["zzzz=1"])
 
 
 def test_all_names_from_elsewhere_lead_to_keys_that_are_there():
@@ -69,7 +69,7 @@ def test_all_names_from_elsewhere_lead_to_keys_that_are_there():
 
 
 def test_steps_by_set_are_steps_too(capsys):
-    assert chosen_recipe("qwen2.5-7b", ["steps=10"], "").optimizer.warmup_steps == 1
+    assert resolve_recipe("qwen2.5-7b", ["steps=10"], "").optimizer.warmup_steps == 1
     assert capsys.readouterr().err.startswith("warm-up: 1 of 10 steps")
 
 
@@ -84,5 +84,5 @@ def test_steps_by_set_are_steps_too(capsys):
     ids=["no steps asked for", "steps enough", "a warm-up asked for", "the recipe's steps"],
 )
 def test_any_other_warm_up_is_left_to_the_plan_and_nothing_is_said(capsys, settings, steps, kept):
-    assert chosen_recipe("tiny", settings, steps).optimizer.warmup_steps == kept
+    assert resolve_recipe("tiny", settings, steps).optimizer.warmup_steps == kept
     assert capsys.readouterr().out == ""

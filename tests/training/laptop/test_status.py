@@ -10,13 +10,13 @@ from tests.support.heads import node
 from training.laptop import status
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.causes import Cause
 from training.run.folder import Status
 from training.run.notices import release_text
 
 
-class Nodes(OpenCluster):
+class Nodes(Session):
     """Two that are up."""
 
     def ask_all(self, command):
@@ -68,7 +68,7 @@ def test_a_node_that_is_being_taken_back_is_named_with_its_time_by_the_clock_her
 
 
 def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):
-    status.show(OpenCluster(HereHead(tmp_path / "runs")))
+    status.show(Session(HereHead(tmp_path / "runs")))
     assert capsys.readouterr().out == "there are no runs\n"
 
 

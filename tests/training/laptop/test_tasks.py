@@ -320,7 +320,7 @@ def cluster(monkeypatch, node: Node, line_rate_gbps: float = 0) -> None:
 
 def test_every_connection_is_closed_in_the_end_also_after_a_failure(node, server, tmp_path: Path, monkeypatch):
     cluster(monkeypatch, node)
-    with open_cluster.opened(here=False) as opened:
+    with open_cluster.open_cluster(here=False) as opened:
         answers = opened.ask_all(f"mkdir {tmp_path}/once && echo made")
         assert opened.head.shell("echo from te1") == "from te1\n"
         assert server.open_connections
@@ -334,7 +334,7 @@ def test_every_connection_is_closed_in_the_end_also_after_a_failure(node, server
 @pytest.mark.parametrize(("said", "rate"), [(0.0, None), (25.0, 25.0)], ids=["unknown", "25 Gbit/s"])
 def test_the_line_rate_comes_from_the_settings_and_the_check_bears_the_clusters_name(node, monkeypatch, said, rate):
     cluster(monkeypatch, node, said)
-    with open_cluster.opened(here=False) as opened:
+    with open_cluster.open_cluster(here=False) as opened:
         assert (opened.line_rate_gbps, opened.name) == (rate, "mine")
         launch = opened.launch("tiny-20260101-000000", "training.node.finetune")
         assert (launch.price_h, launch.currency) == (3.0, "CNY"), "of both machines together"

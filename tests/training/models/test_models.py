@@ -228,7 +228,7 @@ def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with Hub({REPO: _files(CONFIG)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        recipe = start_run.chosen_recipe(REPO, ["lora.rank=4"], "5")
+        recipe = start_run.resolve_recipe(REPO, ["lora.rank=4"], "5")
         assert len(hub.downloads("config.json")) == 1, "fewer steps shorten the warm-up, which asks for it again"
     assert (recipe.name, recipe.base_model, recipe.model_dir) == ("my-qwen3", REPO, "my-qwen3")
     assert (recipe.lora.rank, recipe.steps, recipe.max_length) == (4, 5, 1024)
@@ -245,7 +245,7 @@ def test_what_is_missing_to_count_a_model_is_said_by_its_id_before_the_hub_is_as
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
         (tmp_path / "cluster.toml").write_text('name = "mine"\nprovider = "static"\n')
-        start_run.chosen_recipe(REPO, [])
+        start_run.resolve_recipe(REPO, [])
     said = str(refused.value)
     assert said.startswith(f"{REPO}: its layers are counted with torch and transformers, and this Python lacks torch: ")
     assert "pip install -e '.[train]' (" in said and "fab up and the base deploy first, so that the head counts" in said

@@ -26,7 +26,7 @@ from training.node.saving import optimizer_progress_of  # noqa: E402
 from training.node.strategies import optimizer  # noqa: E402
 from training.node.strategies.optimizer import LossScale  # noqa: E402
 from training.node.strategies.replicated import Replicated  # noqa: E402
-from training.node.strategies.strategy import OptimizerProgress, Sums  # noqa: E402
+from training.node.strategies.strategy import LossSums, OptimizerProgress  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -166,7 +166,7 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path, monk
         def evaluate(self, batches):
             looked.append(len(batches))
             silences.append(watch.take(read_progress(tmp_path, 0), 5 + next(clock)))
-            return Sums(torch.tensor(1.0), torch.tensor(0))
+            return LossSums(torch.tensor(1.0), torch.tensor(0))
 
     rows = [[Sample([5, 6], [5, 6])]] * 6
     report = SimpleNamespace(pad_id=0, samples=6)

@@ -25,7 +25,7 @@ from tests.support.waiting import until  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors, steps  # noqa: E402
-from training.node.finetune import open_work, why_not  # noqa: E402
+from training.node.finetune import divergence_error, open_work  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.text.problems import FAILED, FINISHED, STOPPED, AdapterError  # noqa: E402
@@ -119,10 +119,10 @@ def test_what_fails_in_the_first_step_is_the_base_models_fault_and_not_the_rates
         ([0.0, 0.0], nan, nan, "step 1 failed before anything was learned: loss nan"),
     ):
         save_file({"bias": torch.zeros(2), "w": torch.tensor([values])}, tmp_path / "model.safetensors")
-        found = why_not(run, 1, loss, norm)
+        found = divergence_error(run, 1, loss, norm)
         assert said in str(found) and "lower optimizer.lr" not in str(found)
         assert isinstance(found, FloatingPointError if "failed" in said else RecipeError)
-    assert "try a lower optimizer.lr" in str(why_not(run, 2, nan, nan))
+    assert "try a lower optimizer.lr" in str(divergence_error(run, 2, nan, nan))
 
 
 def test_data_that_another_recipe_prepared_are_refused_in_one_sentence(house):

@@ -31,7 +31,7 @@ from training.data.prepared import open_prepared  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors  # noqa: E402
-from training.node.model import draw  # noqa: E402
+from training.node.model import init_adapter  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 from training.text.problems import PEER_LOST, STOPPED, WRONG_CHECKPOINT  # noqa: E402
 
@@ -143,7 +143,7 @@ def _plain_torch(run, model_dir):
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, lora)
-    draw(model, recipe.seed)
+    init_adapter(model, recipe.seed)
     weights = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(weights.values(), weight_decay=0.0)
     order = Order(data.rows, recipe.seed, recipe.global_batch)

@@ -20,7 +20,7 @@ from training.node.adapter.generate import load_base  # noqa: E402
 from training.node.architecture import build, config_of  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402
 from training.node.cross_entropy import Logits  # noqa: E402
-from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402
+from training.node.head_check import LENGTHS, LIMIT, check_loss_matches_model, copies, difference  # noqa: E402
 from training.node.model import LossModel, inputs  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.text.files import STATE  # noqa: E402
@@ -48,7 +48,7 @@ def test_logits_that_are_made_in_a_way_we_do_not_know_are_refused_by_what_they_a
     with pytest.raises(
         RecipeError, match=rf"{kind}: our loss is not that of a '{kind}' \(its logits differ by .*docs/models.md"
     ):
-        refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), folder)
+        check_loss_matches_model(load_recipe("tiny", {"batching": "padded"}), folder)
 
 
 @pytest.mark.parametrize("batching", ["padded", "packed"])
@@ -155,15 +155,15 @@ def test_a_model_whose_packed_samples_see_each_other_is_caught_by_the_same_look(
     monkeypatch.setattr("training.node.model.keep_apart", lambda model: None)
     head_check.difference.cache_clear()
     folder = _papers(tmp_path, "lfm2", layer_types=["conv", "full_attention"] * 2, **SMALL | {"num_hidden_layers": 4})
-    refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), folder)
+    check_loss_matches_model(load_recipe("tiny", {"batching": "padded"}), folder)
     with pytest.raises(RecipeError, match=r"lfm2.*batching=padded"):
-        refuse_other_logits(load_recipe("tiny"), folder)
+        check_loss_matches_model(load_recipe("tiny"), folder)
 
 
 @pytest.mark.parametrize("kind", ["stablelm", "t5"])
 def test_what_cannot_even_be_tried_is_said_in_one_sentence(tmp_path, kind):
     with pytest.raises(RecipeError) as refused:
-        refuse_other_logits(load_recipe("tiny"), _papers(tmp_path, kind))
+        check_loss_matches_model(load_recipe("tiny"), _papers(tmp_path, kind))
     assert "\n" not in str(refused.value) and f"'{kind}' cannot be trained" in str(refused.value)
     assert "docs/models.md" in str(refused.value)
 

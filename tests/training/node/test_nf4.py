@@ -236,7 +236,7 @@ def test_a_part_built_without_memory_computes_what_the_whole_model_does(models, 
 def _checkpoint(models, folder, name, **recipe):
     """A checkpoint's adapter, as a run of that recipe would leave it."""
     adapter = write_adapter(models / name, folder / "step-4" / "adapter", strength=0.05)
-    maths = _recipe(**recipe).maths()
+    maths = _recipe(**recipe).compute_keys()
     state = {"recipe": maths, "base_model": base_model_hash(models / name)}
     (folder / "step-4" / "trainer_state.json").write_text(json.dumps(state))
     return adapter
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_sixteen_bits_does_not_go_on_in_four(tmp_path):
         samples=8,
         tokens=8,
         world_size=1,
-        recipe=_recipe(base_precision="dtype").maths(),
+        recipe=_recipe(base_precision="dtype").compute_keys(),
         recipe_hash="",
         base_model="b",
         data="d",
@@ -289,6 +289,6 @@ def test_a_checkpoint_of_sixteen_bits_does_not_go_on_in_four(tmp_path):
         updates=2,
         replicas=1,
     )
-    assert refuse_other(tmp_path, state, _recipe(base_precision="dtype").maths(), "b", "d") == []
+    assert refuse_other(tmp_path, state, _recipe(base_precision="dtype").compute_keys(), "b", "d") == []
     with pytest.raises(CheckpointError, match="base_precision was 'dtype' and is 'nf4'"):
-        refuse_other(tmp_path, state, _recipe().maths(), "b", "d")
+        refuse_other(tmp_path, state, _recipe().compute_keys(), "b", "d")

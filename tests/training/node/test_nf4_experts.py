@@ -233,7 +233,7 @@ def test_samples_of_a_row_do_not_see_each_other(folder_of):
 def saved(small, run, recipe, folder):
     """As a run's checkpoint has it."""
     small.model.save_pretrained(run / "adapter")
-    state = {"recipe": recipe.maths(), "base_model": base_model_hash(folder)}
+    state = {"recipe": recipe.compute_keys(), "base_model": base_model_hash(folder)}
     (run / "trainer_state.json").write_text(json.dumps(state))
     return run / "adapter"
 

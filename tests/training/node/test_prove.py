@@ -16,7 +16,7 @@ from tests.support.heads import cluster_of
 from training.cost.cards import has_kernels
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.prove import conduct, drills
 from training.run.causes import Cause
 from training.run.events import Ended, Started, Told
@@ -220,7 +220,7 @@ def test_ranks_without_rates_or_of_two_cards_calibrate_nothing(found):
 FOUND = {"rates": [rates(56e12), rates(51e12)], "comm": COMM}
 
 
-def proving(tmp_path, monkeypatch, drill) -> OpenCluster:
+def proving(tmp_path, monkeypatch, drill) -> Session:
     """A prove whose first start came to something, and whose next starts find the head gone."""
     place = cluster_of(HereHead(tmp_path / "runs"))
     launch = place.launch(RUN, "training.node.prove.walk")
@@ -244,7 +244,7 @@ def proving(tmp_path, monkeypatch, drill) -> OpenCluster:
     return place
 
 
-def kept(place: OpenCluster) -> list[tuple[str, str]]:
+def kept(place: Session) -> list[tuple[str, str]]:
     assert (place.head.runs / "calibration.json").is_file()
     rows = json.loads((place.head.runs / RUN / "prove.json").read_text())["outcomes"]
     return [(row["name"], row["state"]) for row in rows]
@@ -359,7 +359,7 @@ def test_what_ranks_say_in_the_same_words_is_one_row():
 
 def test_a_resume_is_judged_by_steps_of_its_own(monkeypatch):
     """Until the new ranks are there, metrics.jsonl is that of the start before: it agrees with itself."""
-    drill = drills.Drill(OpenCluster(HereHead(Path("runs"))), print, RUN, before={5: 1.0, 6: 1.1, 7: 1.2})
+    drill = drills.Drill(Session(HereHead(Path("runs"))), print, RUN, before={5: 1.0, 6: 1.1, 7: 1.2})
     waited: list[int] = []
     monkeypatch.setattr(drills.runs, "whole_checkpoint", lambda *_: (5, []))
     monkeypatch.setattr(drills.resume_run, "resume", lambda *_, **__: RUN)
@@ -375,7 +375,7 @@ def test_a_resume_is_judged_by_steps_of_its_own(monkeypatch):
 
 
 def test_a_run_is_killed_where_it_has_steps_to_lose(monkeypatch):
-    drill = drills.Drill(OpenCluster(HereHead(Path("runs"))), print, RUN)
+    drill = drills.Drill(Session(HereHead(Path("runs"))), print, RUN)
     steps = iter([10, drill.every, 2 * drill.every - 1, 2 * drill.every, 2 * drill.every + 3, 0])
     monkeypatch.setattr(drills.runs, "look", lambda *_: RunLook(None, True, ({"step": next(steps)},)))
     monkeypatch.setattr(drills.time, "sleep", lambda _: None)

@@ -20,8 +20,8 @@ from tests.support.selection import selected  # noqa: E402
 from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data.order import Order  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
-from training.node.model import draw  # noqa: E402
-from training.node.strategies.strategy import Stepped  # noqa: E402
+from training.node.model import init_adapter  # noqa: E402
+from training.node.strategies.strategy import StepResult  # noqa: E402
 from training.recipe.strategy_rules import micro_steps  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -283,20 +283,20 @@ def test_a_lora_on_the_head_trains_where_the_ranks_have_different_numbers_of_chu
 @pytest.mark.parametrize(
     ("loss", "stepped", "wrong"),
     [
-        (7.55, Stepped(1.662, False), False),
-        (7.65, Stepped(1.996e13, False), False),
-        (7.64, Stepped(math.nan, False), True),
-        (7.62, Stepped(0.0, False), True),
-        (math.nan, Stepped(1.0, False), True),
-        (7.62, Stepped(math.inf, skipped=True), False),
-        (0.0, Stepped(0.0, False), False),
+        (7.55, StepResult(1.662, False), False),
+        (7.65, StepResult(1.996e13, False), False),
+        (7.64, StepResult(math.nan, False), True),
+        (7.62, StepResult(0.0, False), True),
+        (math.nan, StepResult(1.0, False), True),
+        (7.62, StepResult(math.inf, skipped=True), False),
+        (0.0, StepResult(0.0, False), False),
     ],
 )
 def test_a_run_with_a_loss_and_no_gradient_at_all_has_gone_wrong(loss, stepped, wrong):
     """The first four as the tiny model gave them, clipped, at a rate of 1e3: with 0 it used to finish."""
-    from training.node.finetune import went_wrong
+    from training.node.finetune import has_diverged
 
-    assert went_wrong(loss, stepped) is wrong
+    assert has_diverged(loss, stepped) is wrong
 
 
 def test_padded_and_offloaded_runs_are_the_same_training(on_one, on_two):
@@ -438,7 +438,7 @@ def _by_transformers(house):
 
     base = AutoModelForCausalLM.from_pretrained(house / "tiny", dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
-    draw(model, recipe.seed)
+    init_adapter(model, recipe.seed)
     arguments = TrainingArguments(
         output_dir=str(house / "trainer"),
         per_device_train_batch_size=1,

@@ -15,7 +15,7 @@ from training.cost.shape import PlanError, known_shape
 from training.laptop import head_node, preparing, resume_run, start_run
 from training.laptop.base_model import BaseModel
 from training.laptop.head_node import HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.resume_run import SettingChange, changed_recipe
 from training.models.names import load_recipe, recipe_names
 from training.plan.facts import Card
@@ -41,7 +41,7 @@ def test_it_is_no_part_of_the_maths_and_comes_back_as_it_was_written(tmp_path: P
     recipe = load_recipe("qwen2.5-7b", ALL)
     (tmp_path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
     assert read_recipe(tmp_path / "recipe.toml") == recipe
-    assert recipe.maths_hash() == load_recipe("qwen2.5-7b").maths_hash()
+    assert recipe.compute_hash() == load_recipe("qwen2.5-7b").compute_hash()
 
 
 def test_a_recipe_without_it_is_planned_as_it_stands():
@@ -138,8 +138,8 @@ def test_the_run_folder_has_the_recipe_as_it_was_decided_and_the_plan_says_why(t
     monkeypatch.setattr(preparing, "prepare", lambda *_: {})
     monkeypatch.setattr(preparing, "find_facts", lambda *_: facts())
     recipe, run_id = load_recipe("qwen2.5-14b", ALL), "qwen2.5-14b-20260101-000000"
-    cluster = OpenCluster(HereHead(tmp_path / "runs"))
-    start_run._made_ready(cluster, run_id, recipe, start_run.Data({}), None, dry=False, anyway=False)
+    cluster = Session(HereHead(tmp_path / "runs"))
+    start_run._prepare_start(cluster, run_id, recipe, start_run.TrainingData({}), None, dry=False, anyway=False)
     folder = tmp_path / "runs" / run_id
     chosen = json.loads((folder / "plan.json").read_text())["predicted"]["chosen"]
     assert read_recipe(folder / "recipe.toml") == with_changes(recipe, **chosen["settings"], auto=())
@@ -181,7 +181,7 @@ def test_a_resume_keeps_what_fits_and_decides_anew_what_does_not():
     large = machines_of("NVIDIA A100", 1)
     assert decided_again(RESUMED, shape, large, WORK, LEFT_TO_THE_PLAN) == (RESUMED, "")
     after, reason = decided_again(RESUMED, shape, machines_of("NVIDIA A10", 4), WORK, LEFT_TO_THE_PLAN)
-    assert after.strategy == "pipeline" and after.maths() == RESUMED.maths() and after.left_open == ()
+    assert after.strategy == "pipeline" and after.compute_keys() == RESUMED.compute_keys() and after.left_open == ()
     assert "iB of memory are missing a rank on 4 ranks" in reason
     assert reason.endswith("pipeline is the fastest that fits")
 
@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(RESUMED.to_toml())
     (folder / "plan.json").write_text(json.dumps({"predicted": plan.predicted, "data": plan.data}))
-    cluster = OpenCluster(HereHead(tmp_path / "runs"))
+    cluster = Session(HereHead(tmp_path / "runs"))
     launch = cluster.launch(folder.name, "training.node.finetune")
     nodes = head_node.of_nodes(cluster.head, launch)
     assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB

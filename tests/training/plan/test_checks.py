@@ -12,10 +12,10 @@ from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB
 from training.cost.shape import PlanError
 from training.models.names import load_recipe
+from training.plan.data_checks import enough_records, for_rows, shortened
 from training.plan.facts import Card, Facts, Known, ModelMetadata, NodeHardware, read_facts, stop_tokens
 from training.plan.fits import Check
 from training.plan.predict import CHECKS, Plan, make_plan
-from training.plan.teaches import enough, for_rows, shortened
 from training.recipe.reading import with_changes
 
 CONFIG = {
@@ -415,7 +415,7 @@ def test_a_run_too_short_for_any_warm_up_is_said_to_have_none():
 )
 def test_a_run_of_few_steps_is_told_with_what_makes_them_more(rows, said):
     recipe = load_recipe("qwen2.5-7b", {"epochs": "2", "global_batch": "16", "micro_batch": "1"})
-    assert enough(recipe, 90, rows, paired=False).cure == said
+    assert enough_records(recipe, 90, rows, paired=False).cure == said
 
 
 def test_held_out_records_that_are_learned_all_the_same_are_said():

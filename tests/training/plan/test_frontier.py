@@ -12,7 +12,7 @@ from training.cost.pace import LINE_SHARE
 from training.cost.shape import known_shape
 from training.laptop.preparing import ONE_MACHINE
 from training.models.names import load_recipe
-from training.plan.frontier import Offered, Way, cheaper_in_numbers, frontier, rows, ways
+from training.plan.frontier import Offered, RentOption, cheaper_in_numbers, frontier, rows, ways
 from training.plan.machines import PlannedMachines, Workload, room
 
 JAKARTA = {"A10": 11.73, "A100": 34.48}
@@ -111,7 +111,7 @@ def test_what_is_not_in_stock_is_shown_only_where_nothing_else_can_be_planned():
 
 def test_without_a_price_hours_of_machines_stand_for_money():
     def free(way):
-        return Way(replace(way.offered, machines=replace(way.offered.machines, price_h=None)), way.option)
+        return RentOption(replace(way.offered, machines=replace(way.offered.machines, price_h=None)), way.option)
 
     shown = frontier([free(way) for way in found("qwen2.5-3b", cards=["A10"])])
     assert named(shown)[0] == ("A10", 1) and named(shown)[-1] == ("A10", 8)
@@ -122,7 +122,7 @@ def test_what_an_estimate_cannot_tell_apart_is_not_called_cheaper():
     few, more = (pick(found("qwen2.5-3b", cards=["A10"]), "A10", nodes) for nodes in (1, 2))
 
     def at(price_h):
-        return Way(replace(more.offered, machines=replace(more.offered.machines, price_h=price_h)), more.option)
+        return RentOption(replace(more.offered, machines=replace(more.offered.machines, price_h=price_h)), more.option)
 
     equal = more.offered.machines.price_h * few.expense / more.expense
     assert cheaper_in_numbers([few, at(0.98 * equal)]) is None

@@ -13,7 +13,7 @@ from training.cost.pace import pace
 from training.cost.shape import flops_per_token
 from training.data.sample import DataError
 from training.laptop.data_size import size_of
-from training.laptop.start_run import chosen_recipe, training_data
+from training.laptop.start_run import resolve_recipe, training_data
 from training.models import tiny
 from training.models.names import load_recipe
 from training.recipe.reading import parse_recipe, read_recipe
@@ -60,10 +60,10 @@ def test_a_key_of_dpo_without_that_goal_is_not_silently_left():
 
 def test_pairs_are_learned_from_at_a_tenth_of_the_recipes_rate_unless_one_is_named(tmp_path, capsys):
     sft = load_recipe("qwen2.5-7b").optimizer.lr
-    assert chosen_recipe("qwen2.5-7b", ["goal=dpo"], "").optimizer.lr == pytest.approx(sft / 10)
+    assert resolve_recipe("qwen2.5-7b", ["goal=dpo"], "").optimizer.lr == pytest.approx(sft / 10)
     assert "learning rate: 2e-05, as goal = dpo wants less than sft; optimizer.lr sets it" in capsys.readouterr().err
-    assert chosen_recipe("qwen2.5-7b", ["goal=dpo", "optimizer.lr=3e-6"], "").optimizer.lr == 3e-6
-    assert chosen_recipe("qwen2.5-7b", ["lora.rank=8"], "").optimizer.lr == sft
+    assert resolve_recipe("qwen2.5-7b", ["goal=dpo", "optimizer.lr=3e-6"], "").optimizer.lr == 3e-6
+    assert resolve_recipe("qwen2.5-7b", ["lora.rank=8"], "").optimizer.lr == sft
     assert capsys.readouterr().err == ""
     text = (
         'name = "mine"\nabout = ""\nbase_model = "a/b"\nmodel_dir = "b"\nmax_length = 64\nglobal_batch = 4\nsteps = 5\n'
@@ -79,7 +79,7 @@ def test_pairs_are_learned_from_at_a_tenth_of_the_recipes_rate_unless_one_is_nam
 def test_pairs_are_part_of_the_data_and_the_maths():
     plain, pairs = load_recipe("tiny"), load_recipe("tiny", DPO | {"dpo.beta": "0.2"})
     assert "goal" not in plain.data_settings() and pairs.data_settings()["goal"] == "dpo"
-    assert pairs.maths()["dpo.beta"] == 0.2
+    assert pairs.compute_keys()["dpo.beta"] == 0.2
     assert (Dpo().by_token, Dpo(loss="ipo").by_token, Dpo(length_normalised=True).by_token) == (False, True, True)
 
 

@@ -113,7 +113,7 @@ def concluded(status: Status | None, monkeypatch, capsys) -> tuple[type[Exceptio
     monkeypatch.setattr(attach, "memory_ladder", lambda head, run_id: ["  --set micro_batch=1: 3.1 GiB less"])
     error = None
     try:
-        attach.conclude(HEAD, RUN, RunLook(status, alive=False, metrics=()))
+        attach.print_outcome(HEAD, RUN, RunLook(status, alive=False, metrics=()))
     except LaunchError as raised:
         error = type(raised)
     lines = capsys.readouterr().out.splitlines()

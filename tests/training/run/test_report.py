@@ -21,7 +21,7 @@ from training.data.look.survey import NAMES, names_text
 from training.laptop.attach import make_page
 from training.laptop.head_node import HereHead
 from training.laptop.new_run import code_files, plan_text
-from training.laptop.open_cluster import OpenCluster, language_of
+from training.laptop.open_cluster import Session, language_of
 from training.models.names import load_recipe
 from training.node.metrics import plots as plot_module
 from training.node.metrics import run_tables
@@ -672,7 +672,7 @@ def test_a_run_on_this_machine_is_told_in_the_language_of_cluster_toml_where_tha
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     if text is not None:
         (tmp_path / "cluster.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    launch = OpenCluster(HereHead(tmp_path / "runs")).launch("tiny-20260101-000000", "")
+    launch = Session(HereHead(tmp_path / "runs")).launch("tiny-20260101-000000", "")
     assert launch.language == language
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from training.data.look.survey import Survey
-from training.data.look.watch import Lengths, Repeats, ShownSample, Watch
+from training.data.look.watch import DataStatistics, Lengths, Repeats, ShownSample
 from training.data.sample import CURE, Bad
 from training.text.counts import many
 
@@ -104,7 +104,7 @@ def surveyed(found: Survey, skip_bad: bool) -> Look:
 
 
 def with_model(
-    found: Look, recipe: Recipe, tokenizer: Any, *, watch: Watch, bad: Bad, reports: Mapping[str, Any]
+    found: Look, recipe: Recipe, tokenizer: Any, *, watch: DataStatistics, bad: Bad, reports: Mapping[str, Any]
 ) -> Look:
     """And with it. `reports`: the DataReport of each part that was made."""
     train, held_out = reports.get("train"), reports.get("validation")

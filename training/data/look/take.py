@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from training.data import limits
 from training.data.look.content import Look, surveyed, with_model
 from training.data.look.survey import MOST_BAD, Survey, Tell
-from training.data.look.watch import Watch
+from training.data.look.watch import DataStatistics
 from training.data.readers import Source
 from training.data.sample import Bad, DataError
 
@@ -55,7 +55,7 @@ def look_into(
     look = replace(surveyed(found, skip_bad), positions=limits.positions(config))
     if look.refused and not found.readable:
         return look
-    bad, watch = Bad(skip=True, most=MOST_BAD), Watch(found.readable_records, show, tell)
+    bad, watch = Bad(skip=True, most=MOST_BAD), DataStatistics(found.readable_records, show, tell)
     reports: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:

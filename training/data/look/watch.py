@@ -251,7 +251,7 @@ Made = tuple[Sample, int]
 
 
 @dataclass
-class Watch:
+class DataStatistics:
     """Told of each record in turn, and of each record's samples once they are made."""
 
     expected: int

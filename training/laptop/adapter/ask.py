@@ -24,7 +24,7 @@ from training.laptop import attach, new_run, stop_run
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
 from training.laptop.head_node import Head
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.runs import GENERATE
 from training.run.evaluations import SENT, SPLIT, file_of, measured_on, scored, trained_on
 from training.run.folder import RESULT
@@ -133,11 +133,11 @@ STOP_GRACE_S = 1
 
 
 def on_all_ranks(
-    cluster: OpenCluster, about: TunedModel, questions: Sequence[Messages], sampling: Sampling, now: datetime
+    cluster: Session, about: TunedModel, questions: Sequence[Messages], sampling: Sampling, now: datetime
 ) -> list[dict[str, Any]]:
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
-    with new_run.alone(cluster) as mine, new_run.claimed(head, GENERATE, now) as run_id:
+    with new_run.start_lock(cluster) as mine, new_run.new_run_folder(head, GENERATE, now) as run_id:
         launch = _made_ready(cluster, run_id, about, questions, sampling)
         mine.confirm()
         new_run.start(head, launch)
@@ -145,7 +145,7 @@ def on_all_ranks(
     if seen is None:
         stop_run.ask_to_stop(head, run_id)
         return []
-    attach.conclude(head, run_id, seen)
+    attach.print_outcome(head, run_id, seen)
     if seen.state != "finished":
         raise LaunchError(f"{run_id} was stopped before it had answered")
     result = bounded_json(head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{RESULT}"))
@@ -156,7 +156,7 @@ def on_all_ranks(
 
 
 def _made_ready(
-    cluster: OpenCluster, run_id: str, about: TunedModel, questions: Sequence[Messages], sampling: Sampling
+    cluster: Session, run_id: str, about: TunedModel, questions: Sequence[Messages], sampling: Sampling
 ) -> Launch:
     """Its folder gets the adapter and the questions, and goes to all nodes."""
     head, run_dir = cluster.head, cluster.head.runs / run_id
@@ -169,7 +169,7 @@ def _made_ready(
     asked = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
     asked["template_args"] = about.template_args
     files = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(asked) + "\n"}
-    new_run.put_new(head, launch, files)
+    new_run.upload_new_run(head, launch, files)
     return launch
 
 

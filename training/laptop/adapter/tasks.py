@@ -78,7 +78,7 @@ def generate(
         if target and (target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK)):
             what = "is a folder" if target.is_dir() else "may not be written"
             raise AdapterError(f"--out {target}: it {what}; name a file, as in answers.jsonl")
-        with open_cluster.opened(here) as cluster, rental.in_use(cluster):
+        with open_cluster.open_cluster(here) as cluster, rental.in_use(cluster):
             about = tuned_model.tuned_model(cluster, run or None, checkpoint)
             room = tuned_model.room_alone(cluster.head, about, at_once=True)
             if across or room.too_big:
@@ -123,7 +123,7 @@ def evaluate(
     here: bool = False,
 ) -> None:
     """Measure the base and the tuned model on held-out records."""
-    with sentences(), open_cluster.opened(here) as cluster, rental.in_use(cluster):
+    with sentences(), open_cluster.open_cluster(here) as cluster, rental.in_use(cluster):
         if skip_bad and not data:
             raise AdapterError("--skip-bad is for --data: the run's own validation split has no bad records")
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
@@ -160,7 +160,7 @@ def merge(
     c: Context, run: str = "", checkpoint: str = "", to: str = "", fetch: bool = False, here: bool = False
 ) -> None:
     """Merge the adapter into the base model, as a plain model folder."""
-    with sentences(), open_cluster.opened(here) as cluster, rental.in_use(cluster):
+    with sentences(), open_cluster.open_cluster(here) as cluster, rental.in_use(cluster):
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
         tuned_model.refuse_whole(cluster.head, about, "there is no adapter to merge")
         if not checkpoint:

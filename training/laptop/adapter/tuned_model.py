@@ -19,7 +19,7 @@ from training.laptop import base_model, new_run, runs
 from training.laptop.download import Download, another
 from training.laptop.head_node import Head, RemoteHead
 from training.laptop.new_run import code_files, pack
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError
 from training.run.folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
@@ -76,10 +76,10 @@ def use_of_merged(about: TunedModel, folder: str, head: Head) -> str:
     return f"{train}; {publish}transformers and vLLM load the folder"
 
 
-def tuned_model(cluster: OpenCluster, run_id: str | None, checkpoint: str = "") -> TunedModel:
+def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> TunedModel:
     """What is asked about: the newest run, its best checkpoint or else its newest. Raises LaunchError, AdapterError."""
     head = cluster.head
-    run_id = runs.find_learned(head, run_id)
+    run_id = runs.newest_with_checkpoint(head, run_id)
     folder = shlex.quote(str(head.runs / run_id))
     names = head.shell(f"cd {folder}/{CHECKPOINTS} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true")
     step = chosen_step(names, checkpoint, run_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from training.laptop import runs
 from training.laptop.head_node import Head
 from training.laptop.new_run import wait_or_end
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.starting import in_the_way, under_way
 from training.models.names import is_folder, name_of_folder, named_model
 from training.recipe.recipe import RecipeError
@@ -49,7 +49,7 @@ class Deletion:
             yield f'"{self.named}" stands in [models] names of cluster.toml: the next base deploy fetches it again'
 
 
-def planned(cluster: OpenCluster, model: str, force: bool = False) -> Deletion:
+def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
     """What is to go of a model: a recipe's, one of the Hub by its id, or a folder by its name. Raises LaunchError where
     no node has it, where a run or another program uses it now, and, unless `force`, where runs with a checkpoint need
     it."""
@@ -71,7 +71,7 @@ def planned(cluster: OpenCluster, model: str, force: bool = False) -> Deletion:
     return Deletion(folder, models, there, silent, name_of_folder(cluster.models, folder))
 
 
-def _nowhere(cluster: OpenCluster, model: str, models: str, known: Sequence[str]) -> str:
+def _nowhere(cluster: Session, model: str, models: str, known: Sequence[str]) -> str:
     """That it is not there, and what is."""
     lacks = f"no node has {model}" if cluster.settings else f"this machine does not have {model}"
     own = "; a folder of your own is never deleted" if is_folder(model) else ""
@@ -93,7 +93,7 @@ def _sizes(listing: str) -> dict[str, int]:
     return {name.rstrip("/"): int(kib) * 1024 for kib, name in lines}
 
 
-def _refuse_used(cluster: OpenCluster, models: str, folder: str) -> None:
+def _refuse_used(cluster: Session, models: str, folder: str) -> None:
     head = cluster.head
     if starting := under_way(head):
         raise LaunchError(in_the_way(head, starting))
@@ -123,7 +123,7 @@ def _users_command(models: str, folder: str) -> str:
     )
 
 
-def delete(cluster: OpenCluster, deletion: Deletion) -> Mapping[str, str]:
+def delete(cluster: Session, deletion: Deletion) -> Mapping[str, str]:
     """Remove the folder from every node; why that failed, by the node's name."""
     answers = cluster.ask_all(f"cd {shlex.quote(deletion.models)} && rm -rf ./{shlex.quote(deletion.folder)}")
     return {name: str(why) for name in deletion.bytes_on if isinstance(why := answers[name], Exception)}

@@ -13,7 +13,7 @@ from inventory.terminal import console, table
 from training.cost.memory import file_bytes
 from training.cost.shape import ModelShape, known_shape
 from training.laptop.machines import fleet, machines
-from training.laptop.open_cluster import OpenCluster, opened
+from training.laptop.open_cluster import Session, open_cluster
 from training.models.names import load_recipe, recipe_names
 from training.plan.machines import PlannedMachines, with_network
 from training.plan.notes import four_bits_faster
@@ -154,7 +154,7 @@ def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[s
         except (InventoryError, TrainingError) as error:
             notes.append(f"how they fit is not known: {error}")
     try:
-        with opened(here) as cluster:
+        with open_cluster(here) as cluster:
             there, silent = lying(cluster)
             notes += [f"what lies on {name} is not known: {why}" for name, why in silent.items()]
     except (InventoryError, TrainingError) as error:
@@ -162,7 +162,7 @@ def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[s
     return at, there or None, notes
 
 
-def lying(cluster: OpenCluster) -> tuple[dict[str, set[str]], dict[str, str]]:
+def lying(cluster: Session) -> tuple[dict[str, set[str]], dict[str, str]]:
     """The folders of whole models on each node that answers; why the others do not."""
     folder = shlex.quote(cluster.launch("none", "none").models)
     answers = cluster.ask_all(f"cd {folder} 2>/dev/null && ls */{ORIGIN} 2>/dev/null; true")

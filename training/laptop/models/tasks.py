@@ -68,7 +68,7 @@ def add(c: Context, model: str, name: str = "") -> None:
 def delete(c: Context, model: str, here: bool = False, force: bool = False, yes: bool = False) -> None:
     """Delete an unused base model from all nodes."""
     with sentences("interrupted; a model that is left in part is made whole by the base deploy, or deleted again"):
-        with open_cluster.opened(here) as cluster:
+        with open_cluster.open_cluster(here) as cluster:
             going = deleting.planned(cluster, model, force)
             say("\n".join(going.lines))
             ask(yes, "delete it?", yes_command(f"models.delete {model}", delete, here=here, force=force))

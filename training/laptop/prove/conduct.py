@@ -19,7 +19,7 @@ from training.cost.shape import PlanError
 from training.data.sample import DataError
 from training.laptop import new_run, rental, runs, start_run
 from training.laptop.base_model import BUILT_IN, here_base_model
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.prove.drills import Drill, named, silently
 from training.models import tiny
 from training.models.names import load_recipe
@@ -60,7 +60,7 @@ class Proof:
 
 
 def prove(
-    cluster: OpenCluster,
+    cluster: Session,
     model: str,
     quick: bool,
     say: Callable[[str], None],
@@ -104,12 +104,12 @@ def _append(outcomes: list[Outcome], name: str, part: Callable[[], Iterable[Outc
 
 
 def _start(
-    cluster: OpenCluster, module: str, files: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
+    cluster: Session, module: str, files: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
 ) -> Launch:
     return new_run.start_ranks(cluster, PROVE, datetime.now(UTC), module, files=files, env=env)
 
 
-def _results_of(cluster: OpenCluster, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
+def _results_of(cluster: Session, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
     """What the walk found, and how it ended: out of memory on the last rank, and said so."""
     head, rank = cluster.head, launch.world_size - 1
     seen = silently(head, launch.run_id)
@@ -157,7 +157,7 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
     )
 
 
-def _over_sockets(cluster: OpenCluster, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
+def _over_sockets(cluster: Session, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
     name = "NCCL over 1x1 and 4x4 sockets"
     if launch.env.get("DS_ACCELERATOR") != "cuda":
         yield not_here(name, "no GPU, and gloo has no such settings")
@@ -167,7 +167,7 @@ def _over_sockets(cluster: OpenCluster, launch: Launch, say: Callable[[str], Non
         yield from (sockets(cluster, *setting, say) for setting in SOCKETS)
 
 
-def sockets(cluster: OpenCluster, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
+def sockets(cluster: Session, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
     """A communication check with NCCL's socket settings, which a process reads once."""
     name = f"NCCL over {threads}x{each} sockets"
     say(name)
@@ -181,7 +181,7 @@ def sockets(cluster: OpenCluster, threads: int, each: int, say: Callable[[str], 
     return judged(name, right, f"all_gather {comm_report.best_busbw(result, 'all_gather'):.2f} GB/s")
 
 
-def _loaded(cluster: OpenCluster, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
+def _loaded(cluster: Session, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
     name = f"pipeline, {' and '.join(LOADED)} loading of kernels"
     if launch.env.get("DS_ACCELERATOR") != "cuda":
         yield not_here(name, "no GPU")
@@ -191,7 +191,7 @@ def _loaded(cluster: OpenCluster, launch: Launch, say: Callable[[str], None]) ->
         yield from (loaded(cluster, when, say) for when in LOADED)
 
 
-def loaded(cluster: OpenCluster, when: str, say: Callable[[str], None]) -> Outcome:
+def loaded(cluster: Session, when: str, say: Callable[[str], None]) -> Outcome:
     """The pipeline alone, in processes that load CUDA's kernels when each is first launched (CUDA's own default), or
     all of them at the start."""
     name = f"pipeline, {when} loading of kernels"
@@ -207,7 +207,7 @@ def loaded(cluster: OpenCluster, when: str, say: Callable[[str], None]) -> Outco
     return judged(name, right, words)
 
 
-def real_steps(cluster: OpenCluster, model: str, say: Callable[[str], None]) -> list[Outcome]:
+def real_steps(cluster: Session, model: str, say: Callable[[str], None]) -> list[Outcome]:
     """Three steps of a model, by the way every run takes, against its plan."""
     say(f"{STEPS} steps of {model}")
     settings = {"steps": str(STEPS), "save_every": str(STEPS), "optimizer.warmup_steps": "0"}
@@ -222,7 +222,7 @@ def real_steps(cluster: OpenCluster, model: str, say: Callable[[str], None]) -> 
     return against_plan(model, runs.predicted(cluster.head, run_id), seen.metrics)
 
 
-def _start_steps(cluster: OpenCluster, recipe: Recipe) -> str:
+def _start_steps(cluster: Session, recipe: Recipe) -> str:
     with tempfile.TemporaryDirectory() as folder:
         data = () if recipe.base_model == BUILT_IN else (str(Path(folder) / "questions.jsonl"),)
         for file in data:
@@ -248,13 +248,13 @@ def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Map
     return [memory, judged(name, planned / WITHIN <= step_s <= WITHIN * planned, words)]
 
 
-def _keep(cluster: OpenCluster, launch: Launch, outcomes: Sequence[Outcome], made: Calibration | None) -> None:
+def _keep(cluster: Session, launch: Launch, outcomes: Sequence[Outcome], made: Calibration | None) -> None:
     """prove.json into the run's folder; the calibration there and where the plan looks for it."""
     proof = {"run_id": launch.run_id, "cluster": cluster.name, "time": time.time(), "outcomes": as_rows(outcomes)}
     files = {"prove.json": json.dumps(proof, ensure_ascii=False, indent=1) + "\n"}
     if made:
         files[calibration.FILE] = calibration.calibration_text(made)
-    new_run.put(cluster.head, launch, files)
+    new_run.upload(cluster.head, launch, files)
     if made:
         there = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
         kept = shlex.quote(calibration.calibration_file(cluster.head.runs))

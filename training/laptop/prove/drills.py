@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from training.laptop import resume_run, runs, start_run, stop_run
 from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.models.names import load_recipe
 from training.run.causes import CauseKind
 from training.run.events import Started, Told
@@ -44,7 +44,7 @@ class DrillError(RuntimeError):
 class Drill:
     """One run, broken and resumed."""
 
-    cluster: OpenCluster
+    cluster: Session
     say: Callable[[str], None]
     run_id: str = ""
     before: dict[int, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Drill:
         self.say("resumed on all nodes")
         return self.goes_on("resume on all nodes", self.cluster)
 
-    def goes_on(self, name: str, cluster: OpenCluster) -> Outcome:
+    def goes_on(self, name: str, cluster: Session) -> Outcome:
         """Resume there; the steps that were done before are done again, to the same losses."""
         step, _ = runs.whole_checkpoint(self.head, self.run_id)
         if step is None:

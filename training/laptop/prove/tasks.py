@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 )
 def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) -> None:
     """Test training, failures and the network on these machines (minutes)."""
-    with sentences(), open_cluster.opened(here) as cluster, rental.kept(cluster):
+    with sentences(), open_cluster.open_cluster(here) as cluster, rental.lease_extended(cluster):
         if here:
             base_model.check_python_here()
         if model:

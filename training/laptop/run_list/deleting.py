@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.run_list.listing import RunRow
 from training.laptop.starting import in_the_way, under_way
 from training.models.folder import FOLDER, folder_of
@@ -121,7 +121,7 @@ def on_laptop(deletion: RunDeletion, home: Path) -> None:
             shutil.rmtree(folder)
 
 
-def on_nodes(deletion: RunDeletion, cluster: OpenCluster) -> Mapping[str, str]:
+def on_nodes(deletion: RunDeletion, cluster: Session) -> Mapping[str, str]:
     """Remove the folders on every node; why it did not come to that, by the node's name. Raises LaunchError where a
     run is being started meanwhile."""
     if starting := under_way(cluster.head):

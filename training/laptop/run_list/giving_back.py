@@ -96,7 +96,7 @@ class RunsAtRisk:
 
 def at_stake(head: Head, home: Path) -> RunsAtRisk:
     """What goes with the machines of a head. Raises HeadError."""
-    active = runs.going_on(head)
+    active = runs.running_or_starting(head)
     there = listing.rows(listing.on_laptop(home), listing.on_head(head))
     left = tuple((row.run_id, at) for row in there if (at := row.unfetched) is not None and not _is_drill(row.run_id))
     open_runs = {row.run_id: row for row in there if row.head and _could_go_on(row.run_id, row.head)}

@@ -16,7 +16,7 @@ from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.follow import RunLook
 from training.laptop.head_node import Head, HereHead
-from training.laptop.open_cluster import opened
+from training.laptop.open_cluster import open_cluster
 from training.run.checkpoint_files import wanted_step
 from training.run.folder import CHECKPOINTS, CLAIM, begun, checkpoint_steps, recipe_of, was_made_in
 from training.run.history import STARTS
@@ -89,7 +89,7 @@ def listed(home: Path, here: bool = False) -> tuple[list[RunRow], str]:
     if here:
         return rows(laptop, {}), ""
     try:
-        with opened(False) as cluster:
+        with open_cluster(False) as cluster:
             return rows(laptop, on_head(cluster.head)), ""
     except (InventoryError, TrainingError) as error:
         return rows(laptop, {}), f"these are the laptop's alone; the head could not be asked: {error}"

@@ -64,7 +64,7 @@ def delete(
         ask(yes, "delete them?", yes_command(f"runs.delete {ids}", delete, only=only, force=force, here=here))
         failed: Mapping[str, str] = {}
         if going.of("head"):
-            with open_cluster.opened(False) as cluster:
+            with open_cluster.open_cluster(False) as cluster:
                 failed = deleting.on_nodes(going, cluster)
         deleting.on_laptop(going, run_folder.LOCAL_RUNS)
     if failed:
@@ -78,7 +78,7 @@ def delete(
 )
 def metrics(c: Context, run: str = "", here: bool = False) -> None:
     """Open TensorBoard on the head, through ssh, until Ctrl-C."""
-    with sentences(), open_cluster.opened(here) as cluster:
+    with sentences(), open_cluster.open_cluster(here) as cluster:
         tunnels.show(cluster.head, run or None)
 
 

@@ -32,7 +32,7 @@ from training.node.adapter.decoding import Chooser, Forward, Voice
 from training.node.adapter.merge import refuse_other_base
 from training.node.adapter.weights import refuse_not_finite
 from training.node.architecture import in_modules
-from training.node.base_weights import refuse_other_weights
+from training.node.base_weights import check_weights_match_config
 from training.node.device import DeviceError, device
 from training.recipe.recipe import RecipeError
 from training.recipe.tables import NF4
@@ -48,7 +48,7 @@ def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
     """A base model in its own dtype, or in four bits where `adapter` was trained beside those; on the first GPU or
     where there is none on the CPU. Raises AdapterError."""
     read_config(model_dir)
-    refuse_other_weights(model_dir)
+    check_weights_match_config(model_dir)
     try:
         mine = device()
     except DeviceError as error:

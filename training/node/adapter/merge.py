@@ -35,7 +35,7 @@ from training.models.folder import (
 from training.node import attached
 from training.node.adapter.decoding import name_end_of_turn
 from training.node.adapter.weights import Adapter, Experts, refuse_damaged
-from training.node.base_weights import refuse_other_weights
+from training.node.base_weights import check_weights_match_config
 from training.node.checkpoint import base_model_hash
 from training.recipe.model_types import text_settings
 from training.text.counts import size_text
@@ -77,7 +77,7 @@ def merge(model_dir: Path, adapter_dir: Path, target: Path, begins: Callable[[],
     is called before the first file is written, after all that is refused beforehand."""
     base_hash = refuse_other_base(model_dir, adapter_dir)
     adapter = Adapter(adapter_dir)
-    refuse_other_weights(model_dir)
+    check_weights_match_config(model_dir)
     adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         _refuse_other_content(target, adapter_dir, adapter_hash, base_hash)

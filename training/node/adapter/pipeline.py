@@ -37,7 +37,7 @@ from training.node.adapter.generate import BASE, TUNED, answers, speaking, stret
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
 from training.node.adapter.weights import PREFIX, Adapter
 from training.node.architecture import build
-from training.node.base_weights import refuse_other_weights
+from training.node.base_weights import check_weights_match_config
 from training.node.device import DeviceError, device
 from training.node.heartbeat import join as join_ranks
 from training.node.stages import LAYERS, read_tensors, shares
@@ -59,7 +59,7 @@ class AnswerStage:
         whole = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         if whole.model_type not in SPLITTABLE:
             raise AdapterError(f"a {whole.model_type} model cannot be spread; possible: {', '.join(SPLITTABLE)}")
-        refuse_other_weights(model_dir)
+        check_weights_match_config(model_dir)
         self.device, self.tied = device, bool(whole.tie_word_embeddings)
         layer = 4 * whole.hidden_size**2 + 3 * whole.hidden_size * whole.intermediate_size
         of_layer = whole.vocab_size * whole.hidden_size / layer

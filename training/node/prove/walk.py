@@ -53,7 +53,7 @@ def main() -> None:
             run_out_of_memory(rank)
     except Exception as error:
         rank.give_up(error)
-    rank.leave_together(FINISHED)
+    rank.exit_after_barrier(FINISHED)
 
 
 class Walk:

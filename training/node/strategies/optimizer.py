@@ -18,7 +18,7 @@ import torch.distributed as dist
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScalerBase
 
 from training.node.strategies.outer import Outer, add_up
-from training.node.strategies.strategy import MOMENTS, PARTS, OptimizerProgress, Stepped, TrainableState
+from training.node.strategies.strategy import MOMENTS, PARTS, OptimizerProgress, StepResult, TrainableState
 from training.recipe.recipe import Recipe
 
 FIRST_POWER = 16
@@ -146,7 +146,7 @@ class WholeOptimizer:
 
             param.register_post_accumulate_grad_hook(add)
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> StepResult:
         """Sum over the data group, clip, update, forget the gradient; where replicas learn apart each clips and spends
         its own, and only the norm is shared."""
         if self.outer is None:
@@ -160,7 +160,7 @@ class WholeOptimizer:
                 self.gradient *= self._grad_clip / (norm + 1e-6)
             self._update(lr)
         self.gradient.zero_()
-        return Stepped(everyones, skipped)
+        return StepResult(everyones, skipped)
 
     def synchronize(self) -> None:
         """Bring replicas that learn apart together; nothing where they never are."""

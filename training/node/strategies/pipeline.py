@@ -20,7 +20,7 @@ from training.node import model
 from training.node.strategies.crossing import Crossing, Neighbours, passes
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.stage import StageModel
-from training.node.strategies.strategy import PARTS, OptimizerProgress, Stepped, Sums, TrainableState, numbers_of
+from training.node.strategies.strategy import PARTS, LossSums, OptimizerProgress, StepResult, TrainableState, numbers_of
 from training.recipe.recipe import Recipe
 
 EVALUATED_A_STAGE = 8
@@ -40,7 +40,7 @@ class Pipeline:
         self.replica, self.replicas = self._neighbours.replica, world_size // stages
         self.evaluated_together = EVALUATED_A_STAGE * stages if stages > 1 else 1
         self._held = held_of_stages(recipe, world_size)
-        self._numbers, self._prefers = numbers_of(recipe), recipe.prefers
+        self._numbers, self._prefers = numbers_of(recipe), recipe.is_dpo
         first = min(self._stage.owners.values())
         self._learns = [stage >= first for stage in range(stages)]
         """Of each stage, whether it or one before it has something to train."""
@@ -52,7 +52,7 @@ class Pipeline:
             norm_group=self._neighbours.same_replica,
         )
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
+    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
         total = torch.zeros(self._numbers, device=self._device)
         references = self._references(batches)
         crossing = self._crossing(batches, self._learns)
@@ -74,9 +74,9 @@ class Pipeline:
                     assert hidden.grad is not None
                     crossing.pass_back(hidden.grad)
         crossing.finish()
-        return Sums.of(total)
+        return LossSums.of(total)
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+    def evaluate(self, batches: Sequence[Batch]) -> LossSums:
         total = torch.zeros(self._numbers, dtype=torch.float64, device=self._device)
         self._stage.eval()
         references = self._references(batches)
@@ -88,7 +88,7 @@ class Pipeline:
                     total += out
         crossing.finish()
         self._stage.train()
-        return Sums.of(total)
+        return LossSums.of(total)
 
     def _references(self, batches: Sequence[Batch]) -> list[torch.Tensor | None]:
         """Of each micro-batch of pairs what the base model gives its answers, known to the last stage; all of them pass
@@ -119,7 +119,7 @@ class Pipeline:
         shapes = [(*batch.input_ids.shape, self._stage.width) for batch in batches]
         return Crossing(self._neighbours, shapes, self._dtype, self._device, held=self._held, goes_back=goes_back)
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> StepResult:
         return self.optimizer.step(lr)
 
     def synchronize(self) -> None:

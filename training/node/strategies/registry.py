@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from training.node.head_check import refuse_other_logits
+from training.node.head_check import check_loss_matches_model
 from training.node.strategies import machine
 from training.node.strategies.pipeline import Pipeline
 from training.node.strategies.replicated import Replicated
@@ -28,6 +28,6 @@ def build(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:
     machine.check_dtype(recipe)
     machine.check_strategy(recipe)
     machine.check_host_ram(recipe, model_dir, world_size)
-    refuse_other_logits(recipe, model_dir)
+    check_loss_matches_model(recipe, model_dir)
     strategy: Strategy = ENGINES[recipe.strategy](recipe, model_dir, world_size)
     return strategy

@@ -19,7 +19,7 @@ from training.data.sample import IGNORED
 from training.node import dpo, model
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.outer import Outer
-from training.node.strategies.strategy import OptimizerProgress, Stepped, Sums, TrainableState
+from training.node.strategies.strategy import LossSums, OptimizerProgress, StepResult, TrainableState
 from training.recipe.recipe import Recipe
 
 
@@ -40,7 +40,7 @@ class Replicated:
         """Where it computes."""
         return loaded.to(self._device)
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
+    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
         if self.optimizer.outer is not None:
             scale = self._own_scale(batches, self.optimizer.outer)
         total = torch.zeros(1, device=self._device)
@@ -48,7 +48,7 @@ class Replicated:
             sums = self._model(**model.inputs(batch, self._device))
             (sums[0] * (scale * self.optimizer.scale.value)).backward()
             total = total + sums.detach()
-        return Sums.of(total)
+        return LossSums.of(total)
 
     def _own_scale(self, batches: Sequence[Batch], outer: Outer) -> float:
         """A replica that learns apart takes the mean over its own tokens."""
@@ -56,10 +56,10 @@ class Replicated:
         outer.learned += learned
         return 1 / max(1, learned)
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
-        return Sums.of(model.evaluated(self._model, batches, self._device))
+    def evaluate(self, batches: Sequence[Batch]) -> LossSums:
+        return LossSums.of(model.evaluated(self._model, batches, self._device))
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> StepResult:
         return self.optimizer.step(lr)
 
     def synchronize(self) -> None:

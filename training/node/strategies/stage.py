@@ -67,8 +67,8 @@ class StageModel(nn.Module):
         stretch_for(causal, recipe.max_length)
         self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
-        self._dpo, self.adapter = recipe.dpo if recipe.prefers else None, dpo.AdapterSwitch(whole)
-        fused = dpo.fuse if recipe.prefers else fuse
+        self._dpo, self.adapter = recipe.dpo if recipe.is_dpo else None, dpo.AdapterSwitch(whole)
+        fused = dpo.fuse if recipe.is_dpo else fuse
         self._head = fused(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 
     def forward(
@@ -136,7 +136,7 @@ def checkpoint(whole: nn.Module, recipe: Recipe, shares: Sequence[Share]) -> Non
         counted = zip(shares, recipe.pipeline.checkpointed, strict=True)
         chosen = [number for share, count in counted for number in share.layers[:count]]
         causal = model.causal_model(whole)
-        model.compute_again(causal, text_part(causal).layers, chosen)
+        model.enable_checkpointing(causal, text_part(causal).layers, chosen)
 
 
 def take_out(whole: nn.Module, share: Share) -> None:
@@ -173,7 +173,7 @@ def fill(held: nn.Module, recipe: Recipe, model_dir: Path, tied: bool, device: t
         raise RecipeError(f"{model_dir.name}: {error}") from error
     tensors |= {name: torch.zeros(state[name].shape, dtype=made_in, device=device) for name in added}
     held.load_state_dict(tensors, assign=True, strict=not packed)
-    model.draw(held, recipe.seed)
+    model.init_adapter(held, recipe.seed)
     measure(held)
     if packed:
         nf4.in_one_dtype(held, dtype)

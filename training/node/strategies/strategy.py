@@ -25,7 +25,7 @@ apart `outer_momentum/NAME` too."""
 
 
 @dataclass(frozen=True)
-class Sums:
+class LossSums:
     """Over the learned tokens of a replica's micro-batches, on this rank's device: where several ranks are one replica,
     one of them gives its sums and the others zeros, so that adding up all ranks counts no token twice."""
 
@@ -37,7 +37,7 @@ class Sums:
     """Of pairs: the chosen answers' and the rejected ones'."""
 
     @classmethod
-    def of(cls, numbers: torch.Tensor) -> Sums:
+    def of(cls, numbers: torch.Tensor) -> LossSums:
         """As a loss model gives them."""
         return cls(numbers[0], numbers[1], numbers[2:] if len(numbers) > 2 else None)
 
@@ -51,7 +51,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What an optimizer step did, the same on every rank."""
 
     grad_norm: float
@@ -84,14 +84,14 @@ class Strategy(Protocol):
     write_config: Callable[[Path], None]
     """Writes into a folder the configuration that belongs to the weights: the adapter's, or the model's."""
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
+    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
         """Forward and backward of one optimizer step's micro-batches of this replica: adds the gradient of
         `scale` times the loss, summed over micro-batches and replicas."""
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+    def evaluate(self, batches: Sequence[Batch]) -> LossSums:
         """The sums alone, without dropout."""
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> StepResult:
         """Clip, update with this learning rate, forget the gradient. Where the recipe's `sync_every` is above 1, each
         replica by itself."""
 
@@ -110,4 +110,4 @@ class Strategy(Protocol):
 
 def numbers_of(recipe: Recipe) -> int:
     """How many a loss model gives."""
-    return 4 if recipe.prefers else 2
+    return 4 if recipe.is_dpo else 2

@@ -34,7 +34,7 @@ from training.node.device import device
 from training.node.heartbeat import join
 from training.node.outline import shape_of_folder
 from training.node.strategies.optimizer import FP16, adamw, broadcast, may_fall, optimizer_progress_of, restore_into
-from training.node.strategies.strategy import MOMENTS, OptimizerProgress, Stepped, Sums, TrainableState
+from training.node.strategies.strategy import MOMENTS, LossSums, OptimizerProgress, StepResult, TrainableState
 from training.recipe.recipe import Recipe
 from training.recipe.strategy_rules import micro_steps
 
@@ -111,7 +111,7 @@ class Zero:
         self._device = get_accelerator().current_device_name()
         self._updates = 0
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
+    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
         total = torch.zeros(1, device=self._device)
         for batch in batches:
             sums = self.engine(**model.inputs(batch, self._device))
@@ -121,22 +121,22 @@ class Zero:
             if not self.engine.is_gradient_accumulation_boundary():
                 self.engine.step()
             total = total + sums.detach()
-        return Sums.of(total)
+        return LossSums.of(total)
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
-        return Sums.of(model.evaluated(self.engine, batches, self._device))
+    def evaluate(self, batches: Sequence[Batch]) -> LossSums:
+        return LossSums.of(model.evaluated(self.engine, batches, self._device))
 
-    def step(self, lr: float) -> Stepped:
+    def step(self, lr: float) -> StepResult:
         assert self.engine.is_gradient_accumulation_boundary()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         falls = may_fall(self._scaler)
         self.engine.step()
         if not self.engine.was_step_applied():  # the gradient is not finite
-            return Stepped(float("inf"), skipped=falls)
+            return StepResult(float("inf"), skipped=falls)
         self._updates += 1
         norm = float(self.engine.get_global_grad_norm())
-        return Stepped(norm if norm >= 0 else float("inf"), skipped=False)  # -1 stands for what is not finite
+        return StepResult(norm if norm >= 0 else float("inf"), skipped=False)  # -1 stands for what is not finite
 
     def synchronize(self) -> None:
         """The ranks never learn apart."""

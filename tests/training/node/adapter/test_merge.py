@@ -190,7 +190,7 @@ import sys
 from pathlib import Path
 from training.node.adapter import merge as program
 from training.node.adapter.merge import merge
-program.refuse_other_weights = lambda folder: None  # it is no whole model
+program.check_weights_match_config = lambda folder: None  # it is no whole model
 def peak():  # VmHWM, because ru_maxrss is inherited from whoever started this process
     text = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmHWM"))

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from training.laptop import runs, tunnels
 from training.laptop.base_model import BUILT_IN, TINY
 from training.laptop.head_node import HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.models import tiny
 from training.node.diagnosis.on_rank import collective_timeout_s
 from training.node.diagnosis.progress import PATIENCE_S, debugged, read_progress
@@ -59,8 +59,8 @@ def test_flags_that_cannot_be_are_refused_in_a_sentence(flags, words: str):
 
 def test_a_rank_that_there_is_not_cannot_be_debugged(tmp_path: Path):
     with pytest.raises(LaunchError, match="--debug-rank 2: there are ranks 0 to 1"):
-        OpenCluster(HereHead(tmp_path), debug_rank=2).launch("tiny-20260101-000000", "")
-    launch = OpenCluster(HereHead(tmp_path), debug_rank=1).launch("tiny-20260101-000000", "training.node.finetune")
+        Session(HereHead(tmp_path), debug_rank=2).launch("tiny-20260101-000000", "")
+    launch = Session(HereHead(tmp_path), debug_rank=1).launch("tiny-20260101-000000", "training.node.finetune")
     assert launch.debug_rank == 1 and launch.env["PYTHONBREAKPOINT"] == "debugpy.breakpoint"
 
 

@@ -30,10 +30,12 @@ DUPLICATES = 0.01
 def records(it: Situation) -> Check:
     report = it.facts.report
     pairs = report.get("pairs", 0)
-    return enough(it.recipe, pairs or report["samples"], report["rows"], paired=pairs > 0, held_out=it.facts.held_out)
+    return enough_records(
+        it.recipe, pairs or report["samples"], report["rows"], paired=pairs > 0, held_out=it.facts.held_out
+    )
 
 
-def enough(recipe: Recipe, samples: int, rows: int, paired: bool, held_out: int = 0) -> Check:
+def enough_records(recipe: Recipe, samples: int, rows: int, paired: bool, held_out: int = 0) -> Check:
     """Whether there is enough to learn from; also before the data are prepared."""
     given = many(samples, "pair") if paired else str(samples)
     apart = f" ({held_out} more held out)" if held_out else ""

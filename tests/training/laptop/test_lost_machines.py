@@ -16,10 +16,10 @@ from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.memory_settings import MemoryTable
 from tests.support.rented_in_memory import Rented
-from training.laptop import after_loss, attach, rental, start_run
+from training.laptop import attach, lost_machines, rental, start_run
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.laptop.run_list.giving_back import RunsAtRisk
 from training.run.causes import Cause
 from training.run.folder import Status
@@ -35,7 +35,7 @@ def rented(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
     cluster = Rented(tmp_path, MemoryCloud())
-    for module in (after_loss, rental):
+    for module in (lost_machines, rental):
         monkeypatch.setattr(module, "open_cloud", lambda settings: cluster.cloud)
     cluster.machines = cluster.up(3)
     return cluster
@@ -43,7 +43,7 @@ def rented(tmp_path, monkeypatch):
 
 @pytest.fixture
 def at_hand(rented, tmp_path):
-    return OpenCluster(HereHead(tmp_path / "runs"), tuple(node(k) for k in range(3)), rented.settings)
+    return Session(HereHead(tmp_path / "runs"), tuple(node(k) for k in range(3)), rented.settings)
 
 
 def lose(rented, *names):
@@ -51,7 +51,7 @@ def lose(rented, *names):
 
 
 def lines(rented):
-    loss = after_loss.loss_of(rented.cloud, rented.settings, HOSTS)
+    loss = lost_machines.loss_of(rented.cloud, rented.settings, HOSTS)
     return list(loss.lines(RUN)) if loss else []
 
 
@@ -166,7 +166,7 @@ def test_who_followed_a_run_into_a_loss_is_told_and_who_followed_it_to_its_end_i
     lose(rented, "te2")
     for kind, told in (("node_lost", True), ("reclaimed", True), ("none", False)):
         seen = RunLook(Status(RUN, "stopped", cause=Cause(kind)), alive=False, metrics=())
-        after_loss.conclude(at_hand, RUN, seen)
+        lost_machines.conclude(at_hand, RUN, seen)
         assert ("te2 is gone" in capsys.readouterr().out) == told
 
 
@@ -174,8 +174,8 @@ def test_the_ways_on_after_a_reclaim_are_told_once(rented, at_hand, capsys):
     """By what the machines allow; in general words where nobody can tell which are gone."""
     seen = RunLook(Status(RUN, "stopped", cause=Cause("reclaimed")), alive=False, metrics=())
     notice(rented, "te2")
-    after_loss.conclude(at_hand, RUN, seen)
-    after_loss.conclude(replace(at_hand, settings=None), RUN, seen)
+    lost_machines.conclude(at_hand, RUN, seen)
+    lost_machines.conclude(replace(at_hand, settings=None), RUN, seen)
     ways = [line for line in capsys.readouterr().out.splitlines() if f"fab train --resume {RUN}" in line]
     assert [way.startswith(begin) for way, begin in zip(ways, ("once te2", "go on when it is gone"), strict=True)] == [
         True,
@@ -191,13 +191,13 @@ def test_a_head_that_stays_away_because_it_is_gone_is_told_too(rented, at_hand, 
 
     monkeypatch.setattr(attach, "attach", away)
     with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone: deleted by fab down, or "):
-        after_loss.followed(at_hand, RUN)
+        lost_machines.followed(at_hand, RUN)
     assert "nothing continues without te1" in capsys.readouterr().out
 
 
 def test_after_ctrl_c_it_is_said_until_when_the_machines_are_there(rented, at_hand, capsys, monkeypatch):
     monkeypatch.setattr(attach, "attach", lambda head, run_id: None)
-    assert after_loss.followed(at_hand, RUN) is None
+    assert lost_machines.followed(at_hand, RUN) is None
     assert "nothing extends that" in capsys.readouterr().out
 
 
@@ -222,10 +222,12 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
         yield RUN
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(start_run.new_run, "alone", lambda cluster: nullcontext(SimpleNamespace(confirm=lambda: None)))
-    monkeypatch.setattr(start_run.new_run, "claimed", claimed)
+    monkeypatch.setattr(
+        start_run.new_run, "start_lock", lambda cluster: nullcontext(SimpleNamespace(confirm=lambda: None))
+    )
+    monkeypatch.setattr(start_run.new_run, "new_run_folder", claimed)
     monkeypatch.setattr(start_run.new_run, "start", lambda *_: None)
-    monkeypatch.setattr(start_run, "_made_ready", lambda *_, **how: None if how["dry"] else object())
+    monkeypatch.setattr(start_run, "_prepare_start", lambda *_, **how: None if how["dry"] else object())
     for dry in (False, True):
         with pytest.raises(KeyboardInterrupt):
             start_run.start(at_hand, SimpleNamespace(name="tiny"), None, None, dry=dry)
@@ -238,7 +240,7 @@ def test_a_head_that_stays_away_though_it_is_there_leaves_nobody_who_extends(ren
 
     monkeypatch.setattr(attach, "attach", away)
     with pytest.raises(HeadError):
-        after_loss.followed(at_hand, RUN)
+        lost_machines.followed(at_hand, RUN)
     assert "nothing extends that" in capsys.readouterr().out
 
 
@@ -253,7 +255,7 @@ def test_a_head_that_another_terminal_took_down_is_not_taken_for_the_one_made_af
     head = replace(at_hand.nodes[0], machine_id=rented.machines["demo-te1"].instance_id)
     monkeypatch.setattr(attach, "attach", away)
     with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone"):
-        after_loss.followed(replace(at_hand, nodes=(head, *at_hand.nodes[1:])), RUN)
+        lost_machines.followed(replace(at_hand, nodes=(head, *at_hand.nodes[1:])), RUN)
     assert "nothing extends that" not in capsys.readouterr().out
 
 
@@ -277,8 +279,8 @@ def test_a_signal_that_nohup_took_away_stays_away(tmp_path):
 
 
 def test_machines_that_are_not_rented_are_nobodys_to_look_up(capsys):
-    after_loss.say(SimpleNamespace(settings=Settings(provider="static")), RUN)
-    after_loss.say(SimpleNamespace(settings=None), RUN)
+    lost_machines.print_lost_machines(SimpleNamespace(settings=Settings(provider="static")), RUN)
+    lost_machines.print_lost_machines(SimpleNamespace(settings=None), RUN)
     assert capsys.readouterr().out == ""
 
 

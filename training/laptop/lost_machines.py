@@ -21,7 +21,7 @@ from inventory.shown import clock
 from training.laptop import attach, rental, runs
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError
-from training.laptop.open_cluster import OpenCluster
+from training.laptop.open_cluster import Session
 from training.run.causes import CauseKind
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
@@ -33,7 +33,7 @@ LOSSES: frozenset[CauseKind] = frozenset(
 """Causes behind which a machine may be gone."""
 
 
-class Standing(Enum):
+class MachinesLeft(Enum):
     """Which of a run's machines are there."""
 
     ALL = auto()
@@ -44,7 +44,7 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostMachines:
     """Some of a run's machines that are gone or about to be; the others stand."""
 
     gone: tuple[str, ...]
@@ -107,7 +107,7 @@ def _are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def followed(cluster: OpenCluster, run_id: str) -> RunLook | None:
+def followed(cluster: Session, run_id: str) -> RunLook | None:
     """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
     a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is gone."""
     try:
@@ -115,17 +115,17 @@ def followed(cluster: OpenCluster, run_id: str) -> RunLook | None:
             if (seen := attach.attach(cluster.head, run_id)) is None:
                 rental.print_release_time(cluster)
     except HeadError as error:
-        standing = say(cluster, run_id)
-        if standing is Standing.WITHOUT_HEAD or _head_is_another(cluster):
+        standing = print_lost_machines(cluster, run_id)
+        if standing is MachinesLeft.WITHOUT_HEAD or _head_is_another(cluster):
             gone = "which is gone: deleted by fab down, or taken back by the cloud"
             raise HeadError(f"{run_id} ended with {members.HEAD}, {gone}") from error
-        if standing is Standing.ALL:
+        if standing is MachinesLeft.ALL:
             rental.print_release_time(cluster)
         raise
     return seen
 
 
-def _head_is_another(cluster: OpenCluster) -> bool:
+def _head_is_another(cluster: Session) -> bool:
     """Whether the machine that this command began with is gone, though one of its name may be there again."""
     if not (cluster.settings and cluster.settings.is_rented and cluster.nodes[0].machine_id):
         return False
@@ -135,19 +135,19 @@ def _head_is_another(cluster: OpenCluster) -> bool:
         return False
 
 
-def conclude(cluster: OpenCluster, run_id: str, seen: RunLook) -> None:
+def conclude(cluster: Session, run_id: str, seen: RunLook) -> None:
     """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
     `attach.conclude` does."""
     lost = seen.status and seen.status.cause.kind in LOSSES
-    all_stand = not lost or say(cluster, run_id) is Standing.ALL
-    attach.conclude(cluster.head, run_id, seen, ways_told=not all_stand)
+    all_stand = not lost or print_lost_machines(cluster, run_id) is MachinesLeft.ALL
+    attach.print_outcome(cluster.head, run_id, seen, ways_told=not all_stand)
 
 
-def say(cluster: OpenCluster, run_id: str) -> Standing:
+def print_lost_machines(cluster: Session, run_id: str) -> MachinesLeft:
     """Print the ways on where a rented machine of a run is gone; nothing where all stand. Which do."""
     settings = cluster.settings
     if not (settings and settings.is_rented):
-        return Standing.ALL
+        return MachinesLeft.ALL
     try:
         loss = loss_of(open_cloud(settings), settings, _hosts(cluster, run_id))
     except InventoryError as error:
@@ -155,15 +155,15 @@ def say(cluster: OpenCluster, run_id: str) -> Standing:
             f"which machines are still running is not known: {error}; fab train --resume {run_id} "
             f"continues on those that are; to continue with all of them, first: {ALL_AGAIN}"
         )
-        return Standing.UNKNOWN
+        return MachinesLeft.UNKNOWN
     if loss is None:
-        return Standing.ALL
+        return MachinesLeft.ALL
     for line in loss.lines(run_id):
         print(line)
-    return Standing.WITHOUT_HEAD if members.HEAD in loss.gone else Standing.WITH_HEAD
+    return MachinesLeft.WITHOUT_HEAD if members.HEAD in loss.gone else MachinesLeft.WITH_HEAD
 
 
-def _hosts(cluster: OpenCluster, run_id: str) -> Sequence[str]:
+def _hosts(cluster: Session, run_id: str) -> Sequence[str]:
     """The nodes a run was started on; where the head does not tell, those there were when this command began."""
     try:
         return [host.name for host in runs.read_launch(cluster.head, run_id).hosts]
@@ -171,12 +171,12 @@ def _hosts(cluster: OpenCluster, run_id: str) -> Sequence[str]:
         return [node.name for node in cluster.nodes]
 
 
-def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> Loss | None:
+def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> LostMachines | None:
     """Which of these nodes are gone or going, and what there is to go on with; None where all stand. Raises
     CloudError."""
     own = tags.of_cluster(settings.name)
     instances = cloud.instances(tags=own)
-    counted = members.counted(instances)
+    counted = members.usable(instances)
     there = members.names(counted)
     if not (missing := [name for name in hosts if name not in there]):
         return None
@@ -191,7 +191,7 @@ def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> Loss | No
         price, refused = "" if gone else _known_price(list(leaving.values())), ""
     else:
         price, refused = _price(cloud, settings, RentalWish(nodes, settings.rental.hours, snapshot))
-    return Loss(
+    return LostMachines(
         gone,
         tuple(leaving),
         tuple(name for name in hosts if name in there),
