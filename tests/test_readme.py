@@ -12,7 +12,7 @@ import fabfile
 from inventory.settings import load_settings
 from tests.support.pages import CHINESE, ROOT, english_of, figures_of, led_to, sections, text_of
 from training.models.names import recipe_names
-from training.recipe.recipe import NOT_PART_OF_THE_MATHS, Recipe
+from training.recipe.recipe import NOT_COMPUTED, Recipe
 from training.recipe.tables import Table
 
 READMES = ("README.md", "README.zh.md")
@@ -120,7 +120,7 @@ def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resum
     rows = re.findall(r"^\| `([a-z_.]+)`( \*)? \| ([^|]+) \|", text_of(name), re.MULTILINE)
     in_english = {"无": "none"}
     assert {key: (in_english.get(default, default), bool(star)) for key, star, default in rows} == {
-        key: (shown(default), key in NOT_PART_OF_THE_MATHS) for key, default in recipe_keys()
+        key: (shown(default), key in NOT_COMPUTED) for key, default in recipe_keys()
     }
 
 

@@ -170,30 +170,6 @@ def test_one_card_that_lacks_bfloat16_is_enough_to_say_so():
     assert any(error.startswith("dtype: Tesla T4 has no bfloat16") for error in plan.errors)
 
 
-def said_of_machines(plan: Plan) -> str:
-    return next(check.value for check in plan.checks if check.name == "machines")
-
-
-def test_of_four_nodes_with_an_a100_each_one_is_cheaper_and_that_is_said():
-    plan = plan_on(*[A100_CARD] * 4)
-    said = said_of_machines(plan)
-    assert said == "4 nodes, 1 rank on each; on one of them the run would cost 7% less and take 3.7 times as long"
-    alone = plan_on(A100_CARD)
-    assert alone.predicted["step_s"] / plan.predicted["step_s"] == pytest.approx(4 * 0.93, rel=0.01)
-    assert said_of_machines(alone) == "1 node, 1 rank on each"
-
-
-def test_of_four_a10_none_too_many_is_there_nor_where_the_network_costs_nothing_or_nobody_knows_it():
-    for cards, bytes_per_s in (([A10_CARD] * 4, 1.7e9), ([A100_CARD] * 4, 1e12), ([A100_CARD] * 4, None)):
-        assert said_of_machines(plan_on(*cards, bytes_per_s=bytes_per_s)) == "4 nodes, 1 rank on each"
-    assert "would cost" not in said_of_machines(plan_on(A10_CARD, A10_CARD, RTX_CARD, RTX_CARD))
-
-
-def test_half_of_the_nodes_where_one_is_too_small():
-    slow = plan_on(*[A10_CARD] * 4, bytes_per_s=2e7, strategy="zero3", micro_batch="1")
-    assert "; on 2 of them the run would cost " in said_of_machines(slow)
-
-
 def test_machines_of_several_kinds_go_by_the_weakest_of_each():
     at = machines_of((A10_CARD, RTX_CARD), 2, 1, 60 * GIB, Known(1.7e9))
     assert (at.card, at.kinds, at.card_bytes) == (A10, f"{A10} and {RTX}", A10_CARD.bytes)
