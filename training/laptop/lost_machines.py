@@ -137,7 +137,7 @@ def _head_is_another(cluster: Session) -> bool:
 
 def conclude(cluster: Session, run_id: str, seen: RunLook) -> None:
     """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
-    `attach.conclude` does."""
+    `attach.print_outcome` does."""
     lost = seen.status and seen.status.cause.kind in LOSSES
     all_stand = not lost or print_lost_machines(cluster, run_id) is MachinesLeft.ALL
     attach.print_outcome(cluster.head, run_id, seen, ways_told=not all_stand)

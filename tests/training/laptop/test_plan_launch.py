@@ -327,7 +327,7 @@ def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
     code = (
         "import signal, sys; from pathlib import Path; from training.laptop import starting\n"
         "from training.laptop.head_node import HereHead\n"
-        "with starting.turn(HereHead(Path(sys.argv[1]))): print(1, flush=True); signal.pause()"
+        "with starting.hold_start_lock(HereHead(Path(sys.argv[1]))): print(1, flush=True); signal.pause()"
     )
     argv = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as other:
