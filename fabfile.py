@@ -14,7 +14,7 @@ import training.laptop.prove.tasks
 import training.laptop.run_list.tasks
 import training.laptop.tasks
 from inventory.command_line import end_quietly_without_a_reader, read_command_line, refuse_malformed_flags
-from inventory.localcloud.places import any_cloud
+from inventory.local_address import any_cloud
 
 namespace = Collection()
 folders = (

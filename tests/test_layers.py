@@ -117,6 +117,12 @@ ONLY = (
         "ask inventory/cloud/port.py; which vendor answers says inventory/cloud/opening.py alone",
     ),
     (
+        ("inventory.localcloud",),
+        ("inventory/localcloud/*", "inventory/tasks.py"),
+        "it stands in for a cloud: what works against a real one needs nothing of it; where it answers says "
+        "inventory/local_address.py",
+    ),
+    (
         ("torch", "deepspeed", "transformers", "peft"),
         ("training/node/*", "training/data/*", "training/models/tiny.py", "deploy/files/*"),
         "only the nodes have them: who imports them is shipped there",

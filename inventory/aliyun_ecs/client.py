@@ -7,15 +7,14 @@ ClientToken: both are ours (`cloud.pace`, `renting.intents`).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from inventory import local_address
 from inventory.aliyun_ecs.caller import ECS, NOT_SERVED, Endpoint
 from inventory.aliyun_ecs.disks import Disks
 from inventory.aliyun_ecs.errors import classify, no_answer, sentence, setting_of
@@ -26,7 +25,6 @@ from inventory.aliyun_ecs.recording import VARIABLE, Recording
 from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability, Deletable
-from inventory.localcloud.places import Places
 from inventory.settings import Settings
 
 NO_SDK = "renting on Alibaba Cloud needs the vendor's SDK, which is not installed: pip install -e '.[aliyun]'"
@@ -38,27 +36,15 @@ def endpoint(settings: Settings) -> Endpoint:
     if not settings.aliyun.is_local:
         parts = urlsplit(given)
         return Endpoint(parts.netloc, parts.scheme or "https")
-    folder = Places.of(settings.name).folder
-    if host := _served(folder):
-        return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
-    others = [each.parent.name for each in sorted(folder.parent.glob("*/api.json")) if _served(each.parent)]
+    if found := local_address.served(settings.name):
+        return Endpoint(found.host, "http", found.credentials)
+    others = local_address.all_served()
     if not others:
         raise NoCloud(NOT_SERVED)
     raise NoCloud(
         f"the local cloud that runs is of the cluster {' and '.join(map(repr, others))}, and cluster.toml says name = "
         f'"{settings.name}": write that name, or start another local cloud: fab local.serve'
     )
-
-
-def _served(folder: Path) -> str | None:
-    """Where the local cloud of this folder answers; None where it does not run."""
-    try:
-        told = json.loads((folder / "api.json").read_text(encoding="utf-8"))
-        with suppress(PermissionError):  # somebody else's process, but there
-            os.kill(int(told["pid"]), 0)
-        return str(told["endpoint"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 class Ecs(PreparedPlaces, Assistant, Disks):
@@ -86,7 +72,7 @@ class Ecs(PreparedPlaces, Assistant, Disks):
         `record`, or $SPOTUNE_ECS_RECORD: a folder for scrubbed answers.
         """
         folder = record or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-        state = Places.of(settings.name).folder.parent.parent
+        state = local_address.clouds().parent
         recording = Recording(folder, state) if folder else None
         if pace is None:
             pace = CallPace.of_local_cloud(settings.local.wait_factor) if settings.aliyun.is_local else CallPace()

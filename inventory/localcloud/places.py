@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from inventory import local_address
+from inventory.local_address import ADDRESS, CREDENTIALS
+
 CACHED = ("images", "wheelhouse")
 """The folders of the cache that are the local cloud's."""
 PREFIX = "spt"
@@ -23,7 +26,8 @@ PREFIX = "spt"
 
 def cache_folder() -> Path:
     """What can be made again: images and wheels."""
-    return _xdg("XDG_CACHE_HOME", ".cache")
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "spotune"
 
 
 def cache_size_bytes() -> int:
@@ -41,20 +45,6 @@ def alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _xdg(variable: str, default: str) -> Path:
-    value = os.environ.get(variable)
-    return (Path(value) if value else Path.home() / default) / "spotune"
-
-
-def any_cloud() -> bool:
-    """Whether the current user has a local cloud on this machine, running or not."""
-    return any(_clouds().glob("*/api.json"))
-
-
-def _clouds() -> Path:
-    return _xdg("XDG_STATE_HOME", ".local/state") / "localcloud"
-
-
 @dataclass(frozen=True)
 class Places:
     """Paths and names of one cloud. Hosts: m1, m2, ..."""
@@ -65,7 +55,7 @@ class Places:
     @classmethod
     def of(cls, cloud: str) -> Places:
         """The places of the cloud with this name, for the current user."""
-        return cls(cloud, _clouds() / cloud)
+        return cls(cloud, local_address.clouds() / cloud)
 
     @property
     def lock(self) -> Path:
@@ -127,7 +117,7 @@ class Places:
         return f"vb-{self.machine(name)}"
 
 
-CREDENTIALS, ADDRESS, CONTROL = "credentials.ini", "api.json", "control.sock"
+CONTROL = "control.sock"
 
 
 def key_of(folder: Path) -> tuple[str, str]:

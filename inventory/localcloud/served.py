@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from inventory.local_address import ADDRESS
 from inventory.localcloud import disk, host, inside, network, prerequisites, shape
 from inventory.localcloud.commands import LocalCloudError, Report, remove_tree, unmount_below
 from inventory.localcloud.ecs import account
@@ -85,7 +86,7 @@ def running(places: Places) -> str:
 
 def _address(places: Places) -> dict[str, object] | None:
     try:
-        told = json.loads((places.folder / "api.json").read_text(encoding="utf-8"))
+        told = json.loads((places.folder / ADDRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) else None

@@ -19,7 +19,7 @@ with deferred():
     from inventory import settings as cluster_toml
     from inventory.localcloud import control, network, served, shape
     from inventory.localcloud import image as base_image
-    from inventory.localcloud.ecs import catalogue, faults
+    from inventory.localcloud.ecs import catalogue, dispatch
 
 
 def _settings() -> Any:
@@ -183,11 +183,11 @@ def fault(
     with sentences():
         places = _places()
         served.running(places)
-        plan = faults.FaultFile(places.folder / "faults.json")
+        plan = dispatch.FaultFile(places.folder / "faults.json")
         if kind == "none":
             plan.clear()
         else:
-            plan.add(faults.Fault("*" if action == "any" else action, kind, times, skip, zone, instance_type))
+            plan.add(dispatch.Fault("*" if action == "any" else action, kind, times, skip, zone, instance_type))
     say("no call goes wrong any more" if kind == "none" else f"{action}: {kind}")
 
 

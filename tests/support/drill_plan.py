@@ -6,7 +6,7 @@ import inventory.renting.tasks as renting
 import snapshots.tasks as keeping
 from inventory.aliyun_ecs.errors import ADVICE
 from inventory.cloud.errors import Kind
-from inventory.localcloud.ecs.faults import EVERY_TIME
+from inventory.localcloud.ecs.dispatch import EVERY_TIME
 
 MAKING = ("CreateVpc", "CreateVSwitch", "CreateSecurityGroup", "ImportKeyPair")
 MAKING += ("RunInstances", "CreateDisk", "CreateSnapshot")
@@ -39,7 +39,7 @@ class FaultKind:
 
     name: str
     kind: str = ""
-    """Of inventory/localcloud/ecs/faults.py; empty: a machine is reclaimed before the call."""
+    """Of inventory/localcloud/ecs/dispatch.py; empty: a machine is reclaimed before the call."""
     times: int = 1
     only: tuple = ()
     """Actions it can happen to; empty: all."""

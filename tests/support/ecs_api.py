@@ -9,7 +9,7 @@ from inventory.localcloud import places
 from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
-from inventory.localcloud.ecs.faults import Fault, FaultFile
+from inventory.localcloud.ecs.dispatch import Fault, FaultFile
 from inventory.localcloud.ecs.server import serving
 from inventory.localcloud.places import Places
 from tests.support.fake_machines import FakeMachines

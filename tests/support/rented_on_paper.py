@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
-from inventory.localcloud.ecs import assistant, disks, instances, lifecycle  # noqa: F401
+from inventory.localcloud.ecs import (
+    disks,  # noqa: F401
+    instances,  # noqa: F401
+    lifecycle,
+)
 from inventory.localcloud.ecs.account import EmulatedKeyPair, EmulatedSecurityGroup, EmulatedVpc, VSwitch
 from inventory.localcloud.ecs.actions import ACTIONS, ECS, ApiError, EmulatedCloud, Parameters
 from tests.support.fake_machines import FakeMachines

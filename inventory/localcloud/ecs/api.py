@@ -31,8 +31,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud
-from inventory.localcloud.ecs.dispatch import Dispatcher, NoAnswerError
-from inventory.localcloud.ecs.faults import FaultFile
+from inventory.localcloud.ecs.dispatch import Dispatcher, FaultFile, NoAnswerError
 
 FILE = Path(__file__).with_name("parameters.json")
 WORD = re.compile(r"(?P<name>[\w.*]+)(?P<needed>!?)(:(?P<kind>[ifb]))?")

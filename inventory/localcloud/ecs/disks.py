@@ -7,7 +7,7 @@ from typing import Any
 from inventory.localcloud.ecs import actions, catalogue, lifecycle, listing, volumes
 from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedSnapshot
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, existing, new_id
-from inventory.localcloud.ecs.run_request import MOST_DATA_DISKS
+from inventory.localcloud.ecs.instances import MOST_DATA_DISKS
 from inventory.localcloud.ecs.volumes import ESSD_FAMILY, enter_disk, single_volume
 
 

@@ -1,12 +1,17 @@
-"""VPCs and vSwitches. They are kept and told; the hosts themselves all sit in the cloud's own subnet."""
+"""VPCs, vSwitches, security groups and key pairs. They are kept and told: the hosts themselves all sit in the
+cloud's own subnet, and nothing enforces the rules there."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import re
 from ipaddress import IPv4Network
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.account import EmulatedVpc, VSwitch
+from inventory.localcloud.ecs.account import EmulatedKeyPair, EmulatedSecurityGroup, EmulatedVpc, VSwitch
 from inventory.localcloud.ecs.actions import (
     VPC,
     ApiError,
@@ -15,10 +20,11 @@ from inventory.localcloud.ecs.actions import (
     action,
     end_dry_run,
     existing,
+    minute,
     new_id,
     second,
 )
-from inventory.localcloud.ecs.listing import describes, fields_of
+from inventory.localcloud.ecs.listing import checked_tags, describes, fields_of, tag_list
 
 PENDING_S = 0.3
 """How long a new VPC cannot be used."""
@@ -124,3 +130,207 @@ def _cidr(text: str, within: tuple[IPv4Network, ...]) -> IPv4Network:
 
 def _malformed() -> ApiError:
     return ApiError(400, "InvalidCidrBlock.Malformed", "Specified CIDR block is not valid.")
+
+
+# Security groups and key pairs. Rules are stored and listed; nothing enforces them in the hosts' network.
+
+LARGEST = 2000
+"""Machines in a group."""
+MOST_RULES = 200
+_PROTOCOLS = ("TCP", "UDP", "ICMP", "GRE", "ALL")
+_KEYS = ("IpProtocol", "PortRange", "SourceCidrIp", "SourceGroupId", "Policy", "Priority", "NicType")
+"""What makes a rule the same as another."""
+_SHOWN_EMPTY = ("Ipv6SourceCidrIp", "SourcePrefixListId")
+
+
+@action("CreateSecurityGroup")
+def create_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    vpc, name = ready_vpc(cloud, p), p.text("SecurityGroupName")
+    if name and (not 2 <= len(name) <= 128 or name.startswith(("http://", "https://"))):
+        raise ApiError(400, "InvalidSecurityGroupName.Malformed", "Specified security group name is not valid.")
+    tags = checked_tags(p)
+    made = EmulatedSecurityGroup(
+        security_group_id=new_id("sg-"),
+        name=name,
+        vpc_id=vpc.vpc_id,
+        created=cloud.now(),
+        tags=tags,
+    )
+    cloud.account.security_groups[made.security_group_id] = made
+    return {"SecurityGroupId": made.security_group_id}
+
+
+def _group(cloud: EmulatedCloud, of: EmulatedSecurityGroup) -> dict[str, Any]:
+    used = sum(of.security_group_id in each.security_group_ids for each in cloud.account.instances.values())
+    return {
+        **fields_of(of, "SecurityGroupId", "VpcId"),
+        "SecurityGroupName": of.name,
+        "SecurityGroupType": "normal",
+        "CreationTime": second(of.created),
+        "AvailableInstanceAmount": LARGEST - used,
+        "EcsCount": used,
+        "RuleCount": len(of.rules),
+        "Tags": tag_list(of.tags),
+    }
+
+
+_describe = describes("SecurityGroups", "SecurityGroup", _group, equal={"VpcId": "vpc_id"})
+
+
+@action("DescribeSecurityGroups")
+def describe_security_groups(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    return {"RegionId": cloud.account.region_id, **_describe(cloud, p)}
+
+
+@action("DescribeSecurityGroupAttribute")
+def describe_security_group_attribute(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    """Only ingress has rules; what leaves is always let through."""
+    of = group(cloud, p)
+    rules = [] if p.text("Direction") == "egress" else of.rules
+    empty = dict.fromkeys(_SHOWN_EMPTY, "")
+    return {
+        "RegionId": cloud.account.region_id,
+        **fields_of(of, "SecurityGroupId", "VpcId"),
+        "SecurityGroupName": of.name,
+        "InnerAccessPolicy": "Accept",
+        "Permissions": {"Permission": [{**empty, **rule} for rule in rules]},
+    }
+
+
+@action("AuthorizeSecurityGroup")
+def authorize_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    """A rule that is there already is no error and is not added again."""
+    of = group(cloud, p)
+    wanted = [_rule(cloud, of, each) for each in p.groups("Permissions")]
+    missing = [rule for rule in wanted if not any(_is_same(rule, other) for other in of.rules)]
+    if len(of.rules) + len(missing) > MOST_RULES:
+        told = "The limit of authorization records in the security group reaches."
+        raise ApiError(403, "AuthorizationLimitExceed", told)
+    made = {"CreateTime": second(cloud.now()), "Direction": "ingress"}
+    of.rules = [*of.rules, *({**rule, **made, "SecurityGroupRuleId": new_id("sgr-")} for rule in missing)]
+    return {}
+
+
+@action("RevokeSecurityGroup")
+def revoke_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    """By the rules' ids or by what they say. A rule that is not there is no error."""
+    of = group(cloud, p)
+    named = p.strings("SecurityGroupRuleId")
+    told = [] if named else [_rule(cloud, of, each) for each in p.groups("Permissions")]
+    of.rules = [
+        rule
+        for rule in of.rules
+        if rule["SecurityGroupRuleId"] not in named and not any(_is_same(rule, other) for other in told)
+    ]
+    return {}
+
+
+def group(cloud: EmulatedCloud, p: Parameters) -> EmulatedSecurityGroup:
+    """Raises the API's InvalidSecurityGroupId.NotFound."""
+    return existing(cloud.account.security_groups, p.needed("SecurityGroupId"), "SecurityGroupId")
+
+
+def _is_same(rule: dict[str, str], other: dict[str, str]) -> bool:
+    return all(rule[key] == other[key] for key in _KEYS)
+
+
+def _rule(cloud: EmulatedCloud, of: EmulatedSecurityGroup, p: Parameters) -> dict[str, str]:
+    """A checked rule of a request."""
+    protocol, ports = p.needed("IpProtocol").upper(), p.needed("PortRange")
+    if protocol not in _PROTOCOLS:
+        told = "The parameter IpProtocol must be specified with case insensitive TCP, UDP, ICMP, GRE or All."
+        raise ApiError(400, "InvalidIpProtocol.ValueNotSupported", told)
+    if not _fits(protocol, ports):
+        raise ApiError(400, "InvalidIpProtocol.Malformed", 'The specified parameter "PortRange" is not valid.')
+    source, source_group = p.text("SourceCidrIp"), p.text("SourceGroupId")
+    if not source and not source_group:
+        raise ApiError(400, "MissingParameter.Source", "Either SourceCidrIp or SourceGroupId must be specified.")
+    if source and not _is_cidr(source):
+        told = 'The specified parameter "SourceCidrIp" is not valid.'
+        raise ApiError(400, "InvalidSourceCidrIp.Malformed", told)
+    if source_group:
+        existing(cloud.account.security_groups, source_group, "SourceGroupId")
+    policy = p.text("Policy", "accept").lower()
+    if policy not in ("accept", "drop"):
+        raise ApiError(400, "InvalidPolicy.Malformed", 'The specified parameter "Policy" is not valid.')
+    priority = p.text("Priority", "1")
+    if not priority.isdigit() or not 1 <= int(priority) <= 100:
+        raise ApiError(400, "InvalidPriority.Malformed", "The parameter Priority is invalid.")
+    return {
+        "IpProtocol": protocol,
+        "PortRange": ports,
+        "SourceCidrIp": source,
+        "SourceGroupId": source_group,
+        "Policy": policy.capitalize(),
+        "Priority": str(int(priority)),
+        "NicType": "intranet",
+        "Description": p.text("Description"),
+    }
+
+
+def _fits(protocol: str, ports: str) -> bool:
+    if protocol not in ("TCP", "UDP"):
+        return ports == "-1/-1"
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", ports)
+    return bool(match) and 1 <= int(match[1]) <= int(match[2]) <= 65535 if match else False
+
+
+def _is_cidr(text: str) -> bool:
+    try:
+        IPv4Network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+_NAME = re.compile(r"[A-Za-z\u4e00-\u9fff][\w.:\u4e00-\u9fff-]{1,127}")
+
+
+@action("ImportKeyPair")
+def import_key_pair(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    """The name is taken once and for all: another key under it, or the same again, is refused."""
+    name, body = p.needed("KeyPairName"), p.needed("PublicKeyBody").strip()
+    if not _NAME.fullmatch(name) or name.startswith(("http://", "https://")):
+        raise ApiError(400, "InvalidKeyPairName.Malformed", "Specified Key Pair name is not valid.")
+    fingerprint = fingerprint_of(body)
+    if name in cloud.account.key_pairs:
+        raise ApiError(400, "KeyPair.AlreadyExist", "The key pair already exist.")
+    tags = checked_tags(p)
+    made = EmulatedKeyPair(name=name, public_key=body, fingerprint=fingerprint, created=cloud.now(), tags=tags)
+    cloud.account.key_pairs[name] = made
+    return {"KeyPairName": name, "KeyPairFingerPrint": fingerprint}
+
+
+def _shown(cloud: EmulatedCloud, each: EmulatedKeyPair) -> dict[str, Any]:
+    return {
+        "KeyPairName": each.name,
+        "KeyPairFingerPrint": each.fingerprint,
+        "CreationTime": minute(each.created),
+        "Tags": tag_list(each.tags),
+    }
+
+
+describe_key_pairs = describes("KeyPairs", "KeyPair", _shown, equal={"KeyPairName": "name"}, has_token=False)
+
+
+@action("DeleteKeyPairs")
+def delete_key_pairs(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    """Machines that have the key keep it. Names that are not there are no error."""
+    p.needed("KeyPairNames")
+    for name in p.json_strings("KeyPairNames") or []:
+        cloud.account.key_pairs.pop(name, None)
+    return {}
+
+
+def fingerprint_of(public_key: str) -> str:
+    """MD5 of an OpenSSH key's blob, as hexadecimal digits without colons. Raises InvalidPublicKeyBody.Malformed."""
+    fields = public_key.split()
+    try:
+        blob = base64.b64decode(fields[1], validate=True)
+        length = int.from_bytes(blob[:4], "big")
+        if blob[4 : 4 + length].decode() != fields[0] or not length:
+            raise ValueError("another kind of key")
+    except (IndexError, ValueError, binascii.Error):
+        told = "The PublicKeyBody format is not supported."
+        raise ApiError(400, "InvalidPublicKeyBody.Malformed", told) from None
+    return hashlib.md5(blob, usedforsecurity=False).hexdigest()

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from inventory import local_address
 from inventory.localcloud import places
 from inventory.localcloud.commands import LocalCloudError
-from inventory.localcloud.ecs import access, assistant, catalogue, disks, instances, lifecycle, listing, network, offers
+from inventory.localcloud.ecs import catalogue, disks, instances, lifecycle, listing, network, offers
 from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
-from inventory.localcloud.ecs.faults import FaultFile
+from inventory.localcloud.ecs.dispatch import FaultFile
 from inventory.localcloud.ecs.hosts import Hosts
 from inventory.localcloud.places import Places
 
@@ -31,8 +32,8 @@ LONGEST_LINE = 256 * 1024
 """The SDK puts a script for the Cloud Assistant into the URL."""
 TICK_S = 0.5
 ACTIONS_OF = (
-    *(access, assistant, disks, lifecycle, instances, lifecycle, network),
-    *(catalogue, offers, offers, access, disks, listing),
+    *(network, lifecycle, disks, lifecycle, instances, lifecycle, network),
+    *(catalogue, offers, offers, network, disks, listing),
 )
 """The modules whose actions it answers: they have registered themselves."""
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ async def _serve_until_told(cloud: EmulatedCloud, folder: Path) -> None:
         log.info("serving on %s:%d", LOOPBACK, port)
         await stop.wait()
     with contextlib.suppress(FileNotFoundError):
-        (folder / places.ADDRESS).unlink()
+        (folder / local_address.ADDRESS).unlink()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inventory.localcloud.ecs import lifecycle
-from inventory.localcloud.ecs.run_request import names
+from inventory.localcloud.ecs.instances import names
 from tests.support.fake_machines import FakeMachines
 from tests.support.rented_on_paper import DATA, PaperCloud
 from tests.support.skips import RECORDINGS

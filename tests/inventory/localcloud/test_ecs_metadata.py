@@ -11,7 +11,7 @@ import pytest
 
 from inventory.localcloud import disk
 from inventory.localcloud.commands import mounts_of
-from inventory.localcloud.ecs import lifecycle, metadata
+from inventory.localcloud.ecs import hosts, lifecycle
 from tests.support.rented_on_paper import PaperCloud
 
 TOKEN = "X-aliyun-ecs-metadata-token"
@@ -27,7 +27,7 @@ def service(cloud):
     """The service on loopback; the machine whose address is 127.0.0.1 asks."""
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
-    each = metadata.Service(cloud.cloud)
+    each = hosts.Service(cloud.cloud)
     each.listen(sock)
     each.base = f"http://127.0.0.1:{sock.getsockname()[1]}/latest"
     yield each
@@ -78,7 +78,7 @@ def test_the_notice_is_not_there_until_the_machine_is_reclaimed(cloud, service):
 
 def test_tokens_live_as_long_as_told_and_are_the_machines_own(cloud, service, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("inventory.localcloud.ecs.metadata.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("inventory.localcloud.ecs.hosts.time", SimpleNamespace(monotonic=lambda: now))
     first = machine(cloud)
     path = f"{service.base}/meta-data/instance-id"
     assert [token_of(service, seconds)[0] for seconds in ("0", "21601", "x", "1", "21600")] == [400, 400, 400, 200, 200]
@@ -127,6 +127,6 @@ def test_a_copy_of_a_disk_leaves_out_its_holes_and_is_whole_or_not_there(tmp_pat
 
 def test_the_listing_of_a_folder_names_folders_with_a_slash():
     of = {"b": "text", "a": {"c": "x"}}
-    assert metadata.text(of, "") == metadata.text(of, "/") == "a/\nb"
-    assert metadata.text(of, "/a/c") == "x"
-    assert metadata.text(of, "/b/c") is None
+    assert hosts.text(of, "") == hosts.text(of, "/") == "a/\nb"
+    assert hosts.text(of, "/a/c") == "x"
+    assert hosts.text(of, "/b/c") is None

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from inventory.localcloud.ecs import access, listing, network
+from inventory.localcloud.ecs import listing, network
 from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance, EmulatedSnapshot, resources
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters
 from tests.support.fake_machines import FakeMachines
@@ -30,7 +30,7 @@ def vpc(cloud):
 
 @pytest.fixture
 def group(cloud, vpc):
-    return call(cloud, access.create_security_group, VpcId=vpc, SecurityGroupName="group")["SecurityGroupId"]
+    return call(cloud, network.create_security_group, VpcId=vpc, SecurityGroupName="group")["SecurityGroupId"]
 
 
 def call(cloud, does, **flat):
@@ -44,11 +44,11 @@ def refusal(cloud, does, **flat):
 
 
 def test_a_key_pair_is_known_by_the_digest_of_its_public_key(cloud):
-    told = call(cloud, access.import_key_pair, KeyPairName="mine", PublicKeyBody=KEY, Tag__1__Key="a")
+    told = call(cloud, network.import_key_pair, KeyPairName="mine", PublicKeyBody=KEY, Tag__1__Key="a")
     assert told["KeyPairFingerPrint"] == hashlib.md5(base64.b64decode(BLOB)).hexdigest()
-    (pair,) = call(cloud, access.describe_key_pairs, KeyPairName="mine")["KeyPairs"]["KeyPair"]
+    (pair,) = call(cloud, network.describe_key_pairs, KeyPairName="mine")["KeyPairs"]["KeyPair"]
     assert pair["Tags"] == {"Tag": [{"TagKey": "a", "TagValue": ""}]}
-    assert refusal(cloud, access.import_key_pair, KeyPairName="mine", PublicKeyBody=KEY) == (
+    assert refusal(cloud, network.import_key_pair, KeyPairName="mine", PublicKeyBody=KEY) == (
         400,
         "KeyPair.AlreadyExist",
     )
@@ -56,16 +56,16 @@ def test_a_key_pair_is_known_by_the_digest_of_its_public_key(cloud):
 
 @pytest.mark.parametrize("body", ["nonsense", "ssh-ed25519 !!!", f"ssh-rsa {BLOB}", "ssh-ed25519 AAAA"])
 def test_what_is_no_public_key_is_refused(cloud, body):
-    code = refusal(cloud, access.import_key_pair, KeyPairName="mine", PublicKeyBody=body)
+    code = refusal(cloud, network.import_key_pair, KeyPairName="mine", PublicKeyBody=body)
     assert code == (400, "InvalidPublicKeyBody.Malformed")
 
 
 def test_key_pairs_are_deleted_by_name(cloud):
     for name in ("one", "two"):
-        call(cloud, access.import_key_pair, KeyPairName=name, PublicKeyBody=KEY)
-    call(cloud, access.delete_key_pairs, KeyPairNames='["one", "never was"]')
+        call(cloud, network.import_key_pair, KeyPairName=name, PublicKeyBody=KEY)
+    call(cloud, network.delete_key_pairs, KeyPairNames='["one", "never was"]')
     assert list(cloud.account.key_pairs) == ["two"]
-    assert refusal(cloud, access.delete_key_pairs, KeyPairNames="one") == (400, "InvalidParameter.KeyPairNames")
+    assert refusal(cloud, network.delete_key_pairs, KeyPairNames="one") == (400, "InvalidParameter.KeyPairNames")
 
 
 def test_a_new_vpc_is_pending_for_a_moment(cloud):
@@ -92,7 +92,7 @@ def test_a_vswitch_lies_in_its_vpc_and_overlaps_no_other(cloud, vpc):
 
 
 def rules(cloud, group):
-    answer = call(cloud, access.describe_security_group_attribute, SecurityGroupId=group, Direction="ingress")
+    answer = call(cloud, network.describe_security_group_attribute, SecurityGroupId=group, Direction="ingress")
     return answer["Permissions"]["Permission"]
 
 
@@ -103,17 +103,17 @@ def permission(group, **more):
 
 def test_a_rule_is_added_once_and_revoked_by_what_it_says_or_by_its_id(cloud, group):
     for _ in range(2):
-        call(cloud, access.authorize_security_group, **permission(group, Description="mine"))
+        call(cloud, network.authorize_security_group, **permission(group, Description="mine"))
     (rule,) = rules(cloud, group)
     assert (rule["IpProtocol"], rule["PortRange"], rule["SourceCidrIp"]) == ("TCP", "22/22", "203.0.113.7/32")
     assert (rule["Policy"], rule["Priority"], rule["Description"]) == ("Accept", "1", "mine")
-    call(cloud, access.revoke_security_group, **permission(group, SourceCidrIp="203.0.113.8/32"))
+    call(cloud, network.revoke_security_group, **permission(group, SourceCidrIp="203.0.113.8/32"))
     assert len(rules(cloud, group)) == 1
-    call(cloud, access.revoke_security_group, **permission(group))
+    call(cloud, network.revoke_security_group, **permission(group))
     assert rules(cloud, group) == []
-    call(cloud, access.authorize_security_group, **permission(group))
+    call(cloud, network.authorize_security_group, **permission(group))
     named = {"SecurityGroupId": group, "SecurityGroupRuleId__1": rules(cloud, group)[0]["SecurityGroupRuleId"]}
-    call(cloud, access.revoke_security_group, **named)
+    call(cloud, network.revoke_security_group, **named)
     assert rules(cloud, group) == []
 
 
@@ -132,7 +132,7 @@ def test_a_rule_is_added_once_and_revoked_by_what_it_says_or_by_its_id(cloud, gr
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(cloud, group, more, refused):
-    assert refusal(cloud, access.authorize_security_group, **permission(group, **more)) == refused
+    assert refusal(cloud, network.authorize_security_group, **permission(group, **more)) == refused
     assert rules(cloud, group) == []
 
 
@@ -154,8 +154,8 @@ def machine(group):
 
 
 def test_groups_are_listed_in_pages_by_number_and_by_token(cloud, vpc):
-    made = [call(cloud, access.create_security_group, VpcId=vpc)["SecurityGroupId"] for _ in range(5)]
-    does = access.describe_security_groups
+    made = [call(cloud, network.create_security_group, VpcId=vpc)["SecurityGroupId"] for _ in range(5)]
+    does = network.describe_security_groups
     second = call(cloud, does, PageNumber=2, PageSize=2)
     ids = [each["SecurityGroupId"] for each in second["SecurityGroups"]["SecurityGroup"]]
     assert (ids, second["TotalCount"], second["PageNumber"], second["PageSize"]) == (made[2:4], 5, 2, 2)

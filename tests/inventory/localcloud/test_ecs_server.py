@@ -18,8 +18,7 @@ from inventory.localcloud.ecs import dispatch
 from inventory.localcloud.ecs.account import EmulatedDisk
 from inventory.localcloud.ecs.actions import ACTIONS, ApiError, EmulatedCloud
 from inventory.localcloud.ecs.api import Api
-from inventory.localcloud.ecs.dispatch import Dispatcher
-from inventory.localcloud.ecs.faults import Fault, FaultFile, struck
+from inventory.localcloud.ecs.dispatch import Dispatcher, Fault, FaultFile, struck
 from inventory.localcloud.places import Places, control_socket
 from tests.support.ecs_api import EcsApi
 from tests.support.fake_machines import FakeMachines
