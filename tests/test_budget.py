@@ -21,7 +21,7 @@ ROOMS = {
     "inventory/cloud": (271, 6),
     "inventory/localcloud": (1088, 13),
     "inventory/localcloud/ecs": (2088, 16),
-    "inventory/renting": (2544, 17),
+    "inventory/renting": (2492, 17),
     "snapshots": (962, 9),
     "snapshots/on_node": (115, 3),
     "training": (0, 1),

@@ -40,11 +40,6 @@ class DownPlan:
     """What was left in other regions or accounts, or under another name, which this look does not reach."""
     remaining: tuple[Instance, ...] = ()
     """Machines that are not asked about: they and all that is theirs stay."""
-    outliving: cost.Kept = cost.NONE
-    """What disks that lose their machines, now or at a release, cost in the rest of this month; only where there is a
-    budget."""
-    committed: float = 0
-    """What else counts for that budget then."""
     head_gone: datetime | None = None
     """When the last head was gone, or at the latest can have been, as far as this laptop saw it."""
 
@@ -98,7 +93,7 @@ def plan_down(
             "disks with it, whatever is set; see to it in the cloud's console, or fab down --disks gives them up",
         )
     members.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
-    every = owned = members.labelled(owned, (*machines, *remaining))
+    owned = members.labelled(owned, (*machines, *remaining))
     if remaining:
         owned = _theirs(owned, machines)
     going, kept = divided(owned, disks)
@@ -113,24 +108,12 @@ def plan_down(
         left = billed_elsewhere(cloud, settings)
         plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
     ids = {each.instance_id for each in there.machines}
-    plan = replace(plan, head_gone=_head_gone(ledger.gone(ids, cloud.now()), settings.name))
-    return _with_outliving(cloud, plan, ledger, every) if settings.rental.budget else plan
+    return replace(plan, head_gone=_head_gone(ledger.gone(ids, cloud.now()), settings.name))
 
 
 def _head_gone(past: Sequence[Entry], cluster: str) -> datetime | None:
     heads = (each.ended for each in past if members.name_number(each.name, cluster) == 1)
     return max((ended for ended in heads if ended), default=None)
-
-
-def _with_outliving(cloud: Cloud, plan: DownPlan, ledger: Ledger, disks: Sequence[Disk]) -> DownPlan:
-    """The plan with what this month's budget will have to bear: machines that go cost until now."""
-    now = cloud.now()
-    machines = [*(replace(each, release_at=now) for each in plan.machines), *plan.remaining]
-    stay = [d for d in disks if stays([d]) and d not in plan.disks]
-    months = {**cost.disk_months(cloud, [d for d in stay if d not in plan.kept]), **plan.disk_months}
-    past = ledger.counted(now)
-    spent = cost.spent(machines, past, cost.month_shares(cost.loose(stay), months, past, now), now, ledger.currency)
-    return replace(plan, outliving=cost.kept_by_machines(stay, months, machines, now), committed=spent.committed)
 
 
 def _chosen(

@@ -54,8 +54,6 @@ class UpPlan:
     """Why they can come from one zone only."""
     ssh_from: tuple[str, ...] = ()
     money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
-    outliving: cost.Kept = cost.NONE
-    """Disks of these machines and of those that stand, which stay when they go; only where there is a budget."""
     notes: tuple[str, ...] = ()
     is_spot: bool = True
     releases: bool = True
@@ -83,18 +81,6 @@ class UpPlan:
         """These machines, bought there."""
         price = self.price(quote, numbers)
         return cost.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
-
-    @property
-    def committed(self) -> float:
-        """What counts for this month's budget once these machines are ordered from the first offer."""
-        new = self.purchase(self.quotes[0], self.numbers).total if self.quotes else 0.0
-        return added([self.money.committed, new])
-
-    @property
-    def new_outliving_h(self) -> dict[int, float]:
-        """What an hour costs of each disk that stays when its new machine goes, by its number."""
-        usual = self.quotes[0].price.parts.get(DATA_DISK, 0.0) if self.quotes else 0.0
-        return {k: usual + self.more_h.get(k, 0.0) for k in {*self.staying, *self.more_h}}
 
     @property
     def first_price(self) -> Price | None:
@@ -160,7 +146,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
             notes += recovery.not_restored(cloud, settings, plan.kept.get(1))
         plan, said = _offered(cloud, settings, plan)
         notes += said
-    plan = _with_outliving(cloud, with_money(cloud, settings, plan, there))
+    plan = with_money(cloud, settings, plan, there)
     _refuse_expensive(settings, plan)
     return replace(plan, notes=tuple(notes))
 
@@ -227,17 +213,6 @@ def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) 
     longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
     shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), past, now)
     return replace(plan, money=cost.spent(longer, past, shares, now, currency))
-
-
-def _with_outliving(cloud: Cloud, plan: UpPlan) -> UpPlan:
-    """The plan with what the disks that stay will cost this month when the machines are gone."""
-    if not plan.budget or not (plan.numbers or plan.longer):
-        return plan
-    now, later = cloud.now(), {i.instance_id for i in plan.longer}
-    machines = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in plan.there]
-    staying = [d for d in ledger.stays(plan.existing.disks) if d.instance_id]
-    stand = cost.kept_by_machines(staying, cost.disk_months(cloud, staying), machines, now)
-    return replace(plan, outliving=stand | cost.kept_by_new(plan.new_outliving_h, plan.release_at, now))
 
 
 def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -40,7 +40,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     book.record_kept(disks, snapshots, now)
     outlive = [d for d in ledger.stays(disks) if d.instance_id]
     months = cost.disk_months(cloud, cost.loose(disks))
-    with nullcontext() if settings.rental.budget else suppress(CloudError):  # without one it is said, not summed up
+    with suppress(CloudError):  # then there is no price to show
         months |= cost.disk_months(cloud, outlive)
     spent = cost.spent(instances, past, cost.month_shares(cost.loose(disks), months, past, now), now, currency)
     display(*there.notes)
@@ -57,10 +57,8 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     budget = settings.rental.budget
     if budget:
         display(cost.budget_left(budget, spent, currency))
-    outliving = cost.kept_by_machines(outlive, months, instances, now)
-    more = cost.kept_beyond_budget(budget, spent.committed, outliving, currency)
-    if said := more or cost.kept_line(outliving, currency):
-        display(said)
+    if line := cost.staying_line(outlive, months, instances, currency):
+        display(line)
 
 
 def show_machines(settings: Settings) -> None:
@@ -275,8 +273,6 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
     for name in plan.key_pairs:
         yield f"delete  key pair {name}, which is free"
     yield from stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings, plan.currency)
-    if said := cost.kept_beyond_budget(settings.rental.budget, plan.committed, plan.outliving, plan.currency):
-        yield said
     yield from _beside_snapshots(plan, settings)
     yield from (each.line for each in plan.elsewhere)
     if plan.remaining:
@@ -317,8 +313,7 @@ def _budget_lines(plan: UpPlan, currency: str) -> list[str]:
     if not plan.budget:
         return []
     month = [month_line(plan.money, currency)] if plan.money.committed else []
-    beyond = cost.kept_beyond_budget(plan.budget, plan.committed, plan.outliving, currency)
-    return [*month, cost.budget_left(plan.budget, plan.money, currency), *([beyond] if beyond else [])]
+    return [*month, cost.budget_left(plan.budget, plan.money, currency)]
 
 
 # What is said of money: machines that are there or gone, this month, what stays and goes on costing.
