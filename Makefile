@@ -33,7 +33,7 @@ demo-down: $(VENV)/control
 
 test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/tests
-	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 4 -m "not proof"
+	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "not proof"
 
 # What make test leaves out: every model type, every fault at every call, every pair of strategies, parity with TRL, slow
 # links, four hosts, make gpu on an imitated card; and the whole of tests/stories/test_cycle.py.
