@@ -1,4 +1,4 @@
-"""Where local clouds answer: each writes it into a file while it is served, which who rents from it reads here."""
+"""Where local clouds answer. A local cloud writes its address into a file while it runs; its clients read it here."""
 
 from __future__ import annotations
 

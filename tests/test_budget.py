@@ -29,7 +29,7 @@ ROOMS = {
     "training/data": (1784, 18),
     "training/data/look": (412, 5),
     "training/laptop": (4261, 30),
-    "training/laptop/adapter": (570, 5),
+    "training/laptop/adapter": (567, 5),
     "training/laptop/models": (399, 6),
     "training/laptop/prove": (376, 4),
     "training/laptop/run_list": (340, 5),

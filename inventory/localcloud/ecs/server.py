@@ -31,10 +31,7 @@ LOOPBACK = "127.0.0.1"
 LONGEST_LINE = 256 * 1024
 """The SDK puts a script for the Cloud Assistant into the URL."""
 TICK_S = 0.5
-ACTIONS_OF = (
-    *(network, lifecycle, disks, lifecycle, instances, lifecycle, network),
-    *(catalogue, offers, offers, network, disks, listing),
-)
+ACTIONS_OF = (network, lifecycle, disks, instances, catalogue, offers, listing)
 """The modules whose actions it answers: they have registered themselves."""
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, task
 
@@ -24,9 +23,6 @@ with deferred():
     from training.laptop.adapter import publish as publishing
     from training.laptop.adapter import tuned_model
     from training.run import folder as run_folder
-
-if TYPE_CHECKING:
-    pass
 
 CHECKPOINT_HELP = "step of the checkpoint, best or newest; default: best if known, else newest"
 
