@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from inventory.state import state_folder
 
 CREDENTIALS, ADDRESS = "credentials.ini", "api.json"
 """Files in a cloud's folder: its access key, and where it answers."""
@@ -15,13 +15,30 @@ CREDENTIALS, ADDRESS = "credentials.ini", "api.json"
 
 def clouds() -> Path:
     """The folder of the current user's local clouds, one below it each, by name."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "spotune" / "localcloud"
+    return state_folder() / "localcloud"
 
 
 def any_cloud() -> bool:
     """Whether the current user has a local cloud on this machine, running or not."""
     return any(clouds().glob(f"*/{ADDRESS}"))
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a local cloud wrote when it began to answer; it may have ended since."""
+
+    endpoint: str
+    """127.0.0.1:PORT"""
+    pid: int
+
+
+def address(cloud: str) -> Address | None:
+    """The last address of the local cloud of this name; None where there is none."""
+    try:
+        written = json.loads((clouds() / cloud / ADDRESS).read_text(encoding="utf-8"))
+        return Address(str(written["endpoint"]), int(written["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -36,14 +53,16 @@ class Served:
 
 def served(cloud: str) -> Served | None:
     """Where the local cloud of this name answers; None where it does not run."""
-    folder = clouds() / cloud
-    try:
-        written: Any = json.loads((folder / ADDRESS).read_text(encoding="utf-8"))
-        with suppress(PermissionError):  # somebody else's process, but there
-            os.kill(int(written["pid"]), 0)
-        return Served(str(written["endpoint"]).removeprefix("http://"), folder / CREDENTIALS)
-    except (OSError, ValueError, KeyError, TypeError):
+    last = address(cloud)
+    if last is None:
         return None
+    try:
+        os.kill(last.pid, 0)
+    except PermissionError:  # somebody else's process, but there
+        pass
+    except OSError:
+        return None
+    return Served(last.endpoint, clouds() / cloud / CREDENTIALS)
 
 
 def all_served() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from inventory.local_address import ADDRESS
+from inventory.local_address import address
 from inventory.localcloud import disk, host, inside, network, prerequisites, shape
 from inventory.localcloud.commands import LocalCloudError, Report, remove_tree, unmount_below
 from inventory.localcloud.ecs import account
@@ -31,9 +30,9 @@ SERVER = "inventory.localcloud.ecs.server"
 def serve(settings: Settings, report: Report) -> str:
     """Start the API where it does not run; its endpoint, as 127.0.0.1:8123. Raises LocalCloudError."""
     places = Places.of(settings.name)
-    if told := endpoint(places):
+    if running := endpoint(places):
         report("the ECS API is running already")
-        return told
+        return running
     prerequisites.require()
     if not find_spec("aiohttp"):
         raise LocalCloudError(NO_AIOHTTP)
@@ -49,12 +48,12 @@ def _started(settings: Settings, places: Places, report: Report) -> str:
     before = len(_log(places).read_bytes()) if _log(places).exists() else 0
     process = _start(settings, places)
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not (told := endpoint(places)):
+    while not (started := endpoint(places)):
         if process.poll() is not None or time.monotonic() > deadline:
             words = _log(places).read_bytes()[before:].decode(errors="replace").splitlines()[-5:]
             raise LocalCloudError("\n  ".join(("the ECS API does not start:", *words)))
         time.sleep(0.1)
-    return told
+    return started
 
 
 def _start(settings: Settings, places: Places) -> subprocess.Popen[bytes]:
@@ -73,23 +72,15 @@ def _log(places: Places) -> Path:
 
 def endpoint(places: Places) -> str:
     """Where the API listens; empty while it does not run."""
-    told = _address(places)
-    return str(told["endpoint"]) if told and _is_ours(places, int(str(told["pid"]))) else ""
+    last = address(places.cloud)
+    return last.endpoint if last and _is_ours(places, last.pid) else ""
 
 
 def running(places: Places) -> str:
     """As `endpoint`. Raises LocalCloudError where the API does not run."""
-    if not (told := endpoint(places)):
+    if not (where := endpoint(places)):
         raise LocalCloudError(f"the ECS API of the cloud {places.cloud!r} does not run; start it: fab local.serve")
-    return told
-
-
-def _address(places: Places) -> dict[str, object] | None:
-    try:
-        told = json.loads((places.folder / ADDRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return told if isinstance(told, dict) else None
+    return where
 
 
 def _is_ours(places: Places, pid: int) -> bool:
@@ -108,8 +99,8 @@ def _command_line(pid: int) -> str:
 
 def end(places: Places) -> None:
     """End the API where it runs; its machines go on running. Raises LocalCloudError."""
-    told = _address(places)
-    pid = int(str(told["pid"])) if told else 0
+    last = address(places.cloud)
+    pid = last.pid if last else 0
     if not pid or not _is_ours(places, pid):
         return
     os.kill(pid, signal.SIGTERM)
@@ -124,8 +115,8 @@ def end(places: Places) -> None:
 
 def _end_what_it_ran(places: Places) -> None:
     """End the programs of a server that was killed, which outlive it in its session. Raises LocalCloudError."""
-    told = _address(places)
-    session = int(str(told["pid"])) if told else 0
+    last = address(places.cloud)
+    session = last.pid if last else 0
     deadline = time.monotonic() + END_TIMEOUT_S
     while left := [pid for pid in _in_session(session) if str(places.folder) in _command_line(pid)]:
         if time.monotonic() > deadline:

@@ -199,14 +199,14 @@ def disk_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
     return {disk_id: price.trade for disk_id, price in asked if price is not None}
 
 
-def with_disks(price: Price, more_h: Sequence[float]) -> Price:
+def with_disks(price: Price, surcharges_h: Sequence[float]) -> Price:
     """The price of each of some machines, whose own disks cost so much more an hour, on average. Pure."""
-    mean = sum(more_h) / len(more_h) if more_h else 0.0
+    mean = sum(surcharges_h) / len(surcharges_h) if surcharges_h else 0.0
     parts = {**price.parts, DATA_DISK: price.parts.get(DATA_DISK, 0.0) + mean}
     return replace(price, trade=price.trade + mean, list=price.list + mean, parts=parts) if mean else price
 
 
-def kept_more_h(
+def disk_surcharges_h(
     cloud: Cloud, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> dict[int, float]:
     """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
@@ -296,14 +296,14 @@ def over_budget(key: str, budget: float, paid: Spent, wanted: Purchase) -> str:
     )
 
 
-def over_budget_longer(key: str, budget: float, paid: Spent, longer: Sequence[Instance], until: datetime) -> str:
+def over_budget_extended(key: str, budget: float, paid: Spent, extended: Sequence[Instance], until: datetime) -> str:
     """Why machines that stand cannot be kept until then; empty where they can. `paid` has them in it until then."""
     over = paid.committed - budget
     if not budget or over <= 0:
         return ""
-    currency, names = currency_of(longer), ", ".join(map(members.label, longer))
-    hours = max(hours_between(each.release_at, until) for each in longer if each.release_at)
-    more, whole = money(later_costs(longer, until), currency), money(budget, currency)
+    currency, names = currency_of(extended), ", ".join(map(members.label, extended))
+    hours = max(hours_between(each.release_at, until) for each in extended if each.release_at)
+    more, whole = money(later_costs(extended, until), currency), money(budget, currency)
     rise = ", should spot prices rise to the machines' limits" if paid.risen else ""
     return (
         f"{key}: keeping {names} {length(hours * 3600)} longer costs {more} more, and this month's {whole} would be "
@@ -344,15 +344,17 @@ def budget_end(budget: float, paid: Spent, price_h: float, now: datetime) -> dat
     return now + timedelta(hours=min(max(0.0, budget_left) / price_h, 24 * 365))
 
 
-def staying_line(disks: Sequence[Disk], months: Mapping[str, float], there: Sequence[Instance], currency: str) -> str:
+def persistent_disks_line(
+    disks: Sequence[Disk], months: Mapping[str, float], there: Sequence[Instance], currency: str
+) -> str:
     """That data disks stay when their machines are released, and what they cost a month from then on; empty where none
     does, or the cloud does not tell. Pure."""
     machines = {each.instance_id: each for each in there}
-    staying = [d for d in ledger.stays(disks) if d.instance_id in machines and d.disk_id in months]
-    if not staying:
+    persistent = [d for d in ledger.stays(disks) if d.instance_id in machines and d.disk_id in months]
+    if not persistent:
         return ""
-    names = ", ".join(members.label(machines[d.instance_id]) for d in staying)
-    price = money(added(months[d.disk_id] for d in staying), currency, MONTH)
-    if len(staying) == 1:
+    names = ", ".join(members.label(machines[d.instance_id]) for d in persistent)
+    price = money(added(months[d.disk_id] for d in persistent), currency, MONTH)
+    if len(persistent) == 1:
         return f"{names}'s data disk stays when its machine is released and costs {price}: fab down --disks deletes it"
     return f"{names}'s data disks stay and cost {price}: fab down --disks deletes them"

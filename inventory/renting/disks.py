@@ -45,7 +45,7 @@ def is_kept(settings: Rental, number: int, head: int) -> bool:
     return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == head)
 
 
-def staying(
+def persistent(
     settings: Rental, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> tuple[int, ...]:
     """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""

@@ -105,9 +105,9 @@ def extend(
     wanted = now + ahead
     latest = budget_end(cloud, settings, machines, now, watched=watched)
     targets = [(each, next_release(now, each.release_at, wanted, latest)) for each in machines]
-    longer = [(each, at) for each, at in targets if at and at > (each.release_at or at)]
-    if confirm and longer and ahead > timedelta(hours=settings.rental.hours):
-        confirm(_question(settings, longer))
+    extended = [(each, at) for each, at in targets if at and at > (each.release_at or at)]
+    if confirm and extended and ahead > timedelta(hours=settings.rental.hours):
+        confirm(_question(settings, extended))
     ends = []
     for each, target in targets:
         if target is not None:
@@ -120,10 +120,10 @@ def extend(
     return min(ends)
 
 
-def _question(settings: Settings, longer: Sequence[tuple[Instance, datetime]]) -> str:
+def _question(settings: Settings, extended: Sequence[tuple[Instance, datetime]]) -> str:
     """What keeping machines that long is for, and what it costs."""
-    machines, end = [each for each, _ in longer], max(at for _, at in longer)
-    more = money(added(cost.later_costs([each], at) for each, at in longer), currency_of(machines))
+    machines, end = [each for each, _ in extended], max(at for _, at in extended)
+    more = money(added(cost.later_costs([each], at) for each, at in extended), currency_of(machines))
     return (
         f"this run is expected to need the machines for longer than {settings.rental.key('hours')} = "
         f"{settings.rental.hours:g}: until {clock(end)}, which costs {more} more for "

@@ -46,9 +46,9 @@ class UpPlan:
     """Where they may come from, best first."""
     kept: Mapping[int, Disk] = field(default_factory=dict)
     """Disks that wait for these machines."""
-    more_h: Mapping[int, float] = field(default_factory=dict)
+    disk_surcharge_h: Mapping[int, float] = field(default_factory=dict)
     """What an hour of such a disk costs more than of the one in an offer's price, by its number."""
-    staying: tuple[int, ...] = ()
+    persistent_disks: tuple[int, ...] = ()
     """Numbers of the machines to make whose data disk stays when they go."""
     pinned: str = ""
     """Why they can come from one zone only."""
@@ -66,7 +66,7 @@ class UpPlan:
         return members.usable(self.existing.instances)
 
     @property
-    def longer(self) -> tuple[Instance, ...]:
+    def extended(self) -> tuple[Instance, ...]:
         """Machines that stand and are to be released later than now: a cluster's machines go together."""
         if not (self.numbers or self.wish.extend):
             return ()
@@ -75,7 +75,7 @@ class UpPlan:
     def price(self, quote: Quote, numbers: Collection[int]) -> Price:
         """What an hour of each of these machines costs there, with the disks they get, on average."""
         kept = disks.waiting_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
-        return cost.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
+        return cost.with_disks(quote.price, [self.disk_surcharge_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
 
     def purchase(self, quote: Quote, numbers: Collection[int]) -> cost.Purchase:
         """These machines, bought there."""
@@ -88,27 +88,29 @@ class UpPlan:
         return self.price(self.quotes[0], self.numbers) if self.quotes else None
 
     @property
-    def kept_here(self) -> tuple[str, ...]:
+    def reused_disks(self) -> tuple[str, ...]:
         """The machines to make whose kept disks are where the first offer is: those are paid already."""
         zone = self.quotes[0].offer.zone_id if self.quotes else ""
         return tuple(f"te{k}" for k, disk in sorted(self.kept.items()) if disk.zone_id == zone)
 
     @property
-    def kept_h(self) -> float:
+    def reused_disks_h(self) -> float:
         """What of an hour is for their disks."""
-        return len(self.kept_here) * self.quotes[0].price.parts.get(DATA_DISK, 0.0) if self.quotes else 0.0
+        return len(self.reused_disks) * self.quotes[0].price.parts.get(DATA_DISK, 0.0) if self.quotes else 0.0
 
     @property
     def hour(self) -> float:
         """What an hour of the new machines costs on top of what is paid already."""
-        return added([self.quotes[0].price.trade] * len(self.numbers), HOUR) - self.kept_h if self.quotes else 0.0
+        return (
+            added([self.quotes[0].price.trade] * len(self.numbers), HOUR) - self.reused_disks_h if self.quotes else 0.0
+        )
 
     @property
     def total(self) -> float:
         """What they cost until their release, each rounded as `fab cost` shows it."""
         if not self.quotes:
             return 0.0
-        price, kept = self.quotes[0].price, len(self.kept_here)
+        price, kept = self.quotes[0].price, len(self.reused_disks)
         whole = [price.trade] * (len(self.numbers) - kept)
         without = [price.trade - price.parts.get(DATA_DISK, 0.0)] * kept
         return added(each * self.wish.hours for each in (*whole, *without))
@@ -209,10 +211,10 @@ def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) 
     currency = plan.quotes[0].price.currency if plan.quotes else book.currency
     back = {d.disk_id for d in disks.waiting_for(there.disks, plan.numbers).values()}
     loose = [d for d in there.disks if d.disk_id not in back]
-    later = {i.instance_id for i in plan.longer}
-    longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
+    later = {i.instance_id for i in plan.extended}
+    extended = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
     shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), past, now)
-    return replace(plan, money=cost.spent(longer, past, shares, now, currency))
+    return replace(plan, money=cost.spent(extended, past, shares, now, currency))
 
 
 def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:
@@ -247,8 +249,8 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
         replace(
             plan,
             quotes=found,
-            more_h=cost.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
-            staying=disks.staying(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
+            disk_surcharge_h=cost.disk_surcharges_h(cloud, settings, kept, plan.wish.snapshot),
+            persistent_disks=disks.persistent(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
             pinned=pinned,
             ssh_from=access.ssh_sources(settings),
         ),
@@ -261,7 +263,7 @@ def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
     key, whole, reason = settings.rental.key("budget"), settings.rental.budget, ""
     if plan.quotes:
         reason = cost.over_budget(key, whole, plan.money, plan.purchase(plan.quotes[0], plan.numbers))
-    elif plan.longer:
-        reason = cost.over_budget_longer(key, whole, plan.money, plan.longer, plan.release_at)
+    elif plan.extended:
+        reason = cost.over_budget_extended(key, whole, plan.money, plan.extended, plan.release_at)
     if reason:
         raise RentError(reason)

@@ -57,7 +57,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     budget = settings.rental.budget
     if budget:
         display(cost.budget_left(budget, spent, currency))
-    if line := cost.staying_line(outlive, months, instances, currency):
+    if line := cost.persistent_disks_line(outlive, months, instances, currency):
         display(line)
 
 
@@ -121,8 +121,8 @@ def _up(plan: UpPlan) -> list[Any]:
         {"what", "30 days: reclaimed", "note"},
     )
     best = plan.quotes[0].price
-    hour, listed, kept = plan.hour, best.list * len(plan.numbers) - plan.kept_h, ", ".join(plan.kept_here)
-    less = f" - {_h(plan.kept_h)} for the kept disk of {kept}" if kept else ""
+    hour, listed, kept = plan.hour, best.list * len(plan.numbers) - plan.reused_disks_h, ", ".join(plan.reused_disks)
+    less = f" - {_h(plan.reused_disks_h)} for the kept disk of {kept}" if kept else ""
     spot = "spot machines, which the cloud may take back" if plan.is_spot else "machines by the hour"
     lines = [
         f"{_there(plan)}; to make: {', '.join(f'te{k}' for k in plan.numbers)} ({spot})",
@@ -138,8 +138,8 @@ def _up(plan: UpPlan) -> list[Any]:
         FREE,
         f"ssh is open to {', '.join(plan.ssh_from)} only",
         _release_line(plan),
-        *_staying_lines(plan, best),
-        *([_longer_line(plan)] if plan.longer else []),
+        *_persistent_disk_lines(plan, best),
+        *([_extended_line(plan)] if plan.extended else []),
     ]
     lines += _budget_lines(plan, best.currency)
     lines += [_limit_line(plan, best)] if plan.budget and plan.is_spot else []
@@ -147,7 +147,7 @@ def _up(plan: UpPlan) -> list[Any]:
     lines += [
         f"te{k}'s disk of {plan.kept[k].size_gib} GiB costs {money(abs(more), best.currency, HOUR)} "
         f"{'more' if more > 0 else 'less'} than the one in that price; the budget and its machine's price tag count it"
-        for k, more in sorted(plan.more_h.items())
+        for k, more in sorted(plan.disk_surcharge_h.items())
     ]
     return [*plan.notes, *lines]
 
@@ -214,15 +214,15 @@ def _release_line(plan: UpPlan) -> str:
     return f"the cloud releases them by itself at {clock(plan.release_at)}, whatever happens here; a run extends it"
 
 
-def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
+def _persistent_disk_lines(plan: UpPlan, best: Price) -> list[str]:
     month = best.parts.get(DATA_DISK, 0.0) * HOURS_A_MONTH
     costs = f"stays after that and costs {money(month, best.currency, MONTH)} until fab down --disks"
-    return [f"te{k}'s data disk {costs}" for k in plan.staying if month]
+    return [f"te{k}'s data disk {costs}" for k in plan.persistent_disks if month]
 
 
 def _later_lines(plan: UpPlan) -> list[str]:
-    if plan.longer:
-        return [_release_line(plan), _longer_line(plan), *_budget_lines(plan, cost.currency_of(plan.longer))]
+    if plan.extended:
+        return [_release_line(plan), _extended_line(plan), *_budget_lines(plan, cost.currency_of(plan.extended))]
     if not plan.releases:
         return [_release_line(plan)]
     first = min((i.release_at for i in plan.there if i.release_at), default=None)
@@ -232,9 +232,9 @@ def _later_lines(plan: UpPlan) -> list[str]:
     return [f"the cloud releases them by itself at {clock(first)}; {how}"]
 
 
-def _longer_line(plan: UpPlan) -> str:
-    names = ", ".join(map(members.label, plan.longer))
-    more = money(cost.later_costs(plan.longer, plan.release_at), cost.currency_of(plan.longer))
+def _extended_line(plan: UpPlan) -> str:
+    names = ", ".join(map(members.label, plan.extended))
+    more = money(cost.later_costs(plan.extended, plan.release_at), cost.currency_of(plan.extended))
     return f"keeping {names} until then costs {more} more"
 
 

@@ -5,13 +5,13 @@ Whoever may tag can write anything there, so a value counts only where it is a s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from inventory.cloud.values import CLUSTER_TAG, Price
+from inventory.state import state_folder
 
 INTENT_TAG = "spotune:intent"
 """The token of the call that made a thing: says after a crash whether the call was heard."""
@@ -103,12 +103,12 @@ class StateFiles:
     @classmethod
     def of(cls, cluster: str) -> StateFiles:
         """The files of the cluster with this name, for the current user."""
-        return cls(_clusters() / cluster)
+        return cls(clusters_folder() / cluster)
 
     @staticmethod
     def clusters() -> list[str]:
         """The names of all clusters that were rented from here."""
-        return sorted(each.parent.name for each in _clusters().glob("*/ledger.jsonl"))
+        return sorted(each.parent.name for each in (clusters_folder()).glob("*/ledger.jsonl"))
 
     @property
     def known_hosts(self) -> Path:
@@ -137,6 +137,5 @@ class StateFiles:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _clusters() -> Path:
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "spotune" / "clusters"
+def clusters_folder() -> Path:
+    return state_folder() / "clusters"

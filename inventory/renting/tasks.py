@@ -96,8 +96,8 @@ def up(
             ask(yes, f"start {', '.join(map(members.label, plan.stopped))}?", again)
         elif plan.numbers:
             ask(yes, f"rent {members.so_many(len(plan.numbers))}?", again)
-        elif plan.longer:
-            ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
+        elif plan.extended:
+            ask(yes, f"keep {members.so_many(len(plan.extended))} longer?", again)
         machines = rented_machines.apply_plan(cloud, settings, plan, say)
         _tell_head(settings, machines)
         report.display(report.machines_table(machines, settings, cloud.now()))

@@ -62,7 +62,7 @@ def main():
             if step == 1 and cuda:
                 torch.cuda.reset_peak_memory_stats(on)
             began = time.perf_counter()
-            loss = strategy.learn(batches, 1 / learned).loss
+            loss = strategy.forward_backward(batches, 1 / learned).loss
             strategy.step(1e-5)
             if cuda:
                 torch.cuda.synchronize(on)

@@ -82,7 +82,7 @@ def run(case, job, samples, results):
         learned = len(numbers) if recipe.is_dpo else sum(samples[number].learned for number in numbers)
         mine = micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
         batches = [collate([rows[n] for n in part], 0, recipe.batching, recipe.is_dpo) for part in mine]
-        sums = strategy.learn(batches, 1 / learned)
+        sums = strategy.forward_backward(batches, 1 / learned)
         both = torch.stack((sums.loss.double(), sums.correct.double()))
         dist.all_reduce(both)
         losses.append(both[0].item() / learned)

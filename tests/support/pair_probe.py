@@ -48,7 +48,7 @@ class Double:
         self.counts = replicas == 2 or dist.get_rank() == 1  # of a replica's two ranks the last knows the loss
         self.rows, self.scale = [], None
 
-    def learn(self, batches, scale):
+    def forward_backward(self, batches, scale):
         self.scale = scale
         return self.evaluate(batches)
 

@@ -79,8 +79,6 @@ class Zero0:
 
     STAGE = 0
     """ZeRO's."""
-    WEIGHTS_PARTITIONED = False
-    """Whether a rank holds a slice of every weight, and gathers layers to compute with them."""
     LIGHTER = "a larger global_batch"
     """What would take load off the network, in the recipe's words."""
 
@@ -259,7 +257,6 @@ class Zero3Cost(Zero0):
     """Every weight is divided too, and gathered in every micro-batch."""
 
     STAGE = 3
-    WEIGHTS_PARTITIONED = True
     LIGHTER = "a larger micro_batch, or zero2 if it fits"
     PREFETCH = 200_000_000
     """Parameters gathered ahead (stage3_prefetch_bucket_size)."""

@@ -135,7 +135,7 @@ def _head_is_another(cluster: Session) -> bool:
         return False
 
 
-def conclude(cluster: Session, run_id: str, seen: RunLook) -> None:
+def print_outcome_and_losses(cluster: Session, run_id: str, seen: RunLook) -> None:
     """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
     `attach.print_outcome` does."""
     lost = seen.status and seen.status.cause.kind in LOSSES

@@ -229,7 +229,7 @@ def upload_plan(head: Head, launch: Launch, plan: str) -> None:
     upload(head, launch, {"plan.json": plan, **launch_files(launch)})
 
 
-def going_on(cluster: Session, run_id: str, force: bool) -> Launch:
+def resumed_launch(cluster: Session, run_id: str, force: bool) -> Launch:
     """How a run goes on from its newest checkpoint, on the nodes there are now."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
     launch = cluster.launch(run_id, old.module, ("--resume", *(["--force"] if force else [])))

@@ -62,14 +62,14 @@ def resume(
     with attach.detached_on_interrupt(lambda: started, head.here):
         with new_run.start_lock(cluster) as mine:
             with rental.interrupted_before_start(cluster):
-                launch = _made_ready(cluster, run_id, overrides, force)
+                launch = _prepare_resume(cluster, run_id, overrides, force)
             mine.confirm()
             started = run_id
             head.start(launch)
     return started
 
 
-def _made_ready(cluster: Session, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:
+def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:
     head = cluster.head
     step, damaged = runs.whole_checkpoint(head, run_id)
     names = ", ".join(f"step-{number}" for number in damaged)
@@ -78,7 +78,7 @@ def _made_ready(cluster: Session, run_id: str, overrides: Mapping[str, str], for
     if step is None:
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
     change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else SettingChange()
-    launch = new_run.going_on(cluster, run_id, force)
+    launch = new_run.resumed_launch(cluster, run_id, force)
     was = _read(runs.recipe_text(head, run_id))
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
     launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))

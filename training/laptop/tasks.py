@@ -150,7 +150,7 @@ def train(
             if debug_rank:
                 stack.enter_context(tunnels.reached(cluster, run_id))
         if seen := lost_machines.followed(cluster, run_id):
-            lost_machines.conclude(cluster, run_id, seen)
+            lost_machines.print_outcome_and_losses(cluster, run_id, seen)
             if not no_fetch and attach.collect_results(cluster.head, run_id) is not None:
                 attach.print_next_commands(cluster.head, run_id)
             exit_as(seen)
@@ -266,7 +266,7 @@ def logs(
         with rental.lease_extended(cluster):
             seen = lost_machines.followed(cluster, run_id)
         if seen:
-            lost_machines.conclude(cluster, run_id, seen)
+            lost_machines.print_outcome_and_losses(cluster, run_id, seen)
             attach.print_results_place(cluster.head, run_id)
             exit_as(seen)
 

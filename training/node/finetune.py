@@ -87,7 +87,7 @@ def main() -> None:
         rank.note_failure(Failed(OF_CODE[error.exit_code], str(error)))
         rank.heartbeat.fail(str(error))
         rank.leave(error.exit_code)
-    except CheckpointError as error:  # the head's, and raised on every rank: Rank.on_head
+    except CheckpointError as error:  # the head's, and raised on every rank: Rank.rank0_broadcast
         code = error.exit_code if rank.is_head else PEER_LOST
         words = str(error) if rank.is_head else f"leaving, because of the head: {error}"
         rank.note_failure(Failed(OF_CODE[code], words, follows=not rank.is_head))
@@ -160,7 +160,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
         f"{recipe.strategy}"
     )
     run_as = SameRun(recipe.compute_keys(), work.base_model, work.train.content_hash)
-    start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
+    start = rank.rank0_broadcast(lambda: starting_point(rank, resume, force, run_as))
     begun = with_checkpoint_targets(work, rank, start)
     if begun.whole.unread:
         raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
@@ -176,7 +176,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
 
 def with_checkpoint_targets(work: Work, rank: Rank, start: Start | None) -> Work:
     """With the modules that the adapter has which it goes on with; the run's recipe, and what it says, stay."""
-    recipe = rank.on_head(lambda: as_begun(work.recipe, rank.run, start, work.whole.shapes))
+    recipe = rank.rank0_broadcast(lambda: as_begun(work.recipe, rank.run, start, work.whole.shapes))
     if recipe == work.recipe:
         return work
     rank.say(f"the adapter goes on as it was begun, with {', '.join(recipe.lora.targets)} alone")
@@ -205,7 +205,7 @@ def steps(run: Run, progress: RunProgress) -> int:
             save(run, progress, loss)
     rank.progress.note(progress.step, "save")
     profile.close()
-    rank.on_head(run.saver.finish)
+    rank.rank0_broadcast(run.saver.finish)
     finished = progress.step == work.total_steps
     rank.say(f"{'finished' if finished else 'stopped'} after step {progress.step}")
     return FINISHED if finished else STOPPED
@@ -254,7 +254,7 @@ def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | Non
     )
     nbytes = checkpoint_bytes(work.whole.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
     nbytes += sum(path.stat().st_size for path in card.tokenizer_files(work.model_dir))
-    rank.on_head(lambda: saver.check_room(nbytes))
+    rank.rank0_broadcast(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:
         recorder = Recorder(rank.run, recipe, resume_step, rank.say)
@@ -280,7 +280,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
             collate([work.train.row(n) for n in mine], work.train.report.pad_id, recipe.batching, recipe.is_dpo)
             for mine in micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
         ]
-        sums = strategy.learn(batches, 1 / counted)
+        sums = strategy.forward_backward(batches, 1 / counted)
         lr = recipe.optimizer.lr_at(progress.step, work.total_steps)
         stepped = strategy.step(lr)
         positions = sum(batch.input_ids.numel() for batch in batches)
@@ -300,7 +300,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
     loss = loss_sum / counted
     progress.tokens += tokens
     if failures:
-        run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
+        run.rank.rank0_broadcast(run.saver.finish)  # raises what went wrong in the background, on every rank
     if has_diverged(loss, stepped):
         raise divergence_error(run, progress.step, loss, stepped.grad_norm)
     if run.recorder:
@@ -344,7 +344,7 @@ def divergence_error(run: Run, step: int, loss: float, grad_norm: float) -> Exce
             f"the run diverged in step {step}: {numbers}; try a lower optimizer.lr than {recipe.optimizer.lr:g}"
         )
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if name := run.rank.on_head(lambda: first_damaged(base, zeros=finite)):
+    if name := run.rank.rank0_broadcast(lambda: first_damaged(base, zeros=finite)):
         fault = "is all zeros" if finite else "holds values that are not finite"
         return RecipeError(f"{base.name}: {name} {fault}: the base model is damaged, and no setting helps; {AGAIN}")
     return FloatingPointError(
@@ -379,7 +379,7 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
         return RunProgress()
     path, state = start.path, start.state
     tensors = checkpoint.read_tensors(path) if rank.is_head else None
-    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
+    rank.rank0_broadcast(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
     strategy.restore(tensors, optimizer_progress_of(state))
     if draws_go_on(state, rank.place.world_size, strategy.replicas):
         rng.restore(state.rng[rank.place.rank])
@@ -392,10 +392,10 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
 def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
     """With what an earlier run has learned, where the head has it; else with what the strategy has drawn."""
     tensors = beginning(rank.run) if rank.is_head else None
-    if rank.on_head(lambda: tensors is None):
+    if rank.rank0_broadcast(lambda: tensors is None):
         return
     path = rank.run / WEIGHTS
-    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
+    rank.rank0_broadcast(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
     strategy.restore(tensors, OptimizerProgress(0))
     rank.say(f"begun with {', then '.join(stage.words for stage in stages_of(rank.run))}")
 
@@ -404,7 +404,7 @@ def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None
     """Hand a checkpoint of this step to the head's background thread."""
     recipe, place = run.work.recipe, run.rank.place
     run.rank.progress.note(progress.step, "save")
-    run.rank.on_head(run.saver.finish)  # first, so that two trainable states never lie in the head's RAM
+    run.rank.rank0_broadcast(run.saver.finish)  # first, so that two trainable states never lie in the head's RAM
     tensors, done = run.strategy.gather(), run.strategy.optimizer_progress()
     states: list[dict] = [{} for _ in range(place.world_size)]
     dist.all_gather_object(states, rng.capture())
@@ -424,7 +424,7 @@ def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None
         calm=done.good_steps,
         replicas=run.strategy.replicas,
     )
-    run.rank.on_head(lambda: run.saver.save(tensors, state))
+    run.rank.rank0_broadcast(lambda: run.saver.save(tensors, state))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from training.cost.shape import ENDS, ModelFacts, token_ends
-from training.cost.strategies import cost_of
 from training.cost.zero import built_misfit, unread
 from training.node import architecture
 from training.node.architecture import as_peft_takes_them, in_modules, text_layers
@@ -33,6 +32,7 @@ from training.node.mixers import keep_apart, mixers
 from training.node.outline import active_experts, shape_of
 from training.recipe.model_types import CURE, mixing, never_trained
 from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.strategy_rules import PARTITIONED
 from training.recipe.tables import NF4, Lora
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     checkpointed = recipe.checkpointed(len(layers))
     if checkpointed or recipe.gradient_checkpointing is True:
         enable_checkpointing(base, layers, range(checkpointed))
-    if cost_of(recipe).WEIGHTS_PARTITIONED and checkpointed < len(layers):
+    if recipe.strategy in PARTITIONED and checkpointed < len(layers):
         # A leaf module whose input has no gradient is let go of before its own backward has run.
         base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.

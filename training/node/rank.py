@@ -105,7 +105,7 @@ class Rank:
                         f"{who} has another {key} than rank 0: {value[:12]}, not {everyone[0][1][key][:12]}"
                     )
 
-    def on_head(self, work: Callable[[], T]) -> T:
+    def rank0_broadcast(self, work: Callable[[], T]) -> T:
         """What `work` gives on rank 0, on every rank; its CheckpointError is raised on every rank too."""
         outcome: list[Any] = [None, None]
         if self.is_head:

@@ -18,7 +18,7 @@ from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
 from training.recipe.reading import with_changes
 from training.recipe.recipe import LEANEST, LEANEST_WHOLE, SIMPLEST, Recipe, RecipeError
-from training.recipe.strategy_rules import needs, refused_sums
+from training.recipe.strategy_rules import PARTITIONED, needs, refused_sums
 from training.recipe.tables import NF4
 from training.text.counts import size_text
 
@@ -90,7 +90,7 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict
         yield ("loss_chunk=256",), {"loss_chunk": 256}, "the same result"
     if recipe.tuning == "lora" and recipe.lora.dropout:
         yield ("lora.dropout=0",), {"lora": {"dropout": 0.0}}, "no dropout"
-    divided = cost_of(recipe).WEIGHTS_PARTITIONED
+    divided = recipe.strategy in PARTITIONED
     may_divide = not refused_sums(recipe, LEANEST)
     if not divided and ranks > 1 and may_divide and recipe.base_precision != NF4:
         words = "the same result; the weights cross the network in every micro-batch"

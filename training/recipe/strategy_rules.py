@@ -11,7 +11,7 @@ from training.recipe.recipe import SIMPLEST, Recipe
 from training.recipe.tables import NF4, PipelineTable
 
 PARTITIONED = frozenset({"zero3"})
-"""Strategies under which a rank holds a slice of every weight."""
+"""Strategies under which a rank holds a slice of every weight, and gathers layers to compute with them."""
 SUMMED_BY_DEEPSPEED = frozenset({"zero1", "zero2", "zero3"})
 
 

@@ -223,14 +223,14 @@ def demo(name, hours, price="2.00"):
 def test_keeping_what_is_there_can_be_too_much_too():
     there, until = [demo("te1", 2), demo("te2", 2.5)], NOON + 4 * HOUR
     paid = cost.Spent(0, 10, 0, 45.62)
-    assert cost.over_budget_longer(KEY, 50, paid, there, until) == (
+    assert cost.over_budget_extended(KEY, 50, paid, there, until) == (
         "aliyun.budget: keeping te1, te2 2 h 00 min longer costs 7.00 CNY more, and this month's 50.00 CNY "
         "would be exceeded by 5.62 CNY; fewer --hours, or set a larger aliyun.budget"
     )
-    risen = cost.over_budget_longer(KEY, 50, replace(paid, risen=1), there, until)
+    risen = cost.over_budget_extended(KEY, 50, replace(paid, risen=1), there, until)
     assert "exceeded by 6.62 CNY, should spot prices rise to the machines' limits; " in risen
-    assert cost.over_budget_longer(KEY, 60, paid, there, until) == ""
-    assert cost.over_budget_longer(KEY, 0, paid, there, until) == ""
+    assert cost.over_budget_extended(KEY, 60, paid, there, until) == ""
+    assert cost.over_budget_extended(KEY, 0, paid, there, until) == ""
 
 
 def amounts(line):
@@ -268,13 +268,13 @@ def test_cost_says_what_a_kept_disk_costs_after_the_release(tmp_path, monkeypatc
     there = [demo("te1", 2), demo("te2", 999)]
     disks = [kept_disk(1, "te1"), kept_disk(2, "te2"), kept_disk(3, "te1", delete_with_instance=True)]
     months = dict.fromkeys(("d-1", "d-2", "d-3"), 73.0)
-    one = cost.staying_line(disks[:1], months, there, "CNY")
+    one = cost.persistent_disks_line(disks[:1], months, there, "CNY")
     assert one == (
         "te1's data disk stays when its machine is released and costs 73.00 CNY a month: fab down --disks deletes it"
     )
-    two = cost.staying_line(disks, months, there, "CNY")
+    two = cost.persistent_disks_line(disks, months, there, "CNY")
     assert two == "te1, te2's data disks stay and cost 146.00 CNY a month: fab down --disks deletes them"
-    assert cost.staying_line(disks, {}, there, "CNY") == "", "the cloud tells no price"
+    assert cost.persistent_disks_line(disks, {}, there, "CNY") == "", "the cloud tells no price"
     with PaperCluster(tmp_path, monkeypatch) as cluster:
         cluster.up(1)
         (line,) = [line for line in cluster.fab("cost").stdout.splitlines() if line.startswith("te1's data disk")]

@@ -93,7 +93,7 @@ def test_a_kept_disk_is_priced_at_its_own_size_in_table_tag_and_budget(cluster):
     cluster.write(SMALL)
     plan = cluster.plan(2)
     usual = plan.quotes[0].price
-    more = plan.more_h[1]
+    more = plan.disk_surcharge_h[1]
     assert more > 10 * usual.parts[DATA_DISK], "400 GiB instead of 20"
     assert plan.first_price.trade == pytest.approx(usual.trade + more / 2)
     (line,) = [
@@ -118,8 +118,8 @@ def test_a_kept_disk_is_in_neither_the_price_nor_the_list_price_beside_it(cluste
     cluster.down()
     plan = cluster.plan(2)
     best = plan.quotes[0].price
-    assert plan.kept_h > 0 and best.list > best.trade
-    assert f"(list price {money(2 * best.list - plan.kept_h, 'CNY', HOUR)})" in price_line(plan)
+    assert plan.reused_disks_h > 0 and best.list > best.trade
+    assert f"(list price {money(2 * best.list - plan.reused_disks_h, 'CNY', HOUR)})" in price_line(plan)
 
 
 def test_what_is_ordered_costs_by_up_what_the_bill_adds_up_to():

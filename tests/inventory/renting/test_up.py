@@ -74,10 +74,10 @@ def test_a_look_moves_no_release_time_and_costs_nothing_of_the_budget(cluster):
     (first,) = cluster.up(1, 1)
     money = cluster.plan(1, 1).money.planned
     plan = cluster.plan(1, 9)
-    assert plan.longer == () and plan.money.planned == pytest.approx(money, rel=0.01)
+    assert plan.extended == () and plan.money.planned == pytest.approx(money, rel=0.01)
     (again,) = cluster.up(1, 9)
     assert again.release_at == first.release_at
-    (later,) = cluster.plan(1, 9, extend=True).longer
+    (later,) = cluster.plan(1, 9, extend=True).extended
     assert later.instance_id == first.instance_id
 
 

@@ -31,7 +31,7 @@ def measured(recipe, folder, tokens):
     batches = [collate([[Sample(ids, ids)]], 0, recipe.batching) for _ in range(recipe.global_batch)]
     for _ in range(2):  # Adam makes its moments in the first
         torch.cuda.reset_peak_memory_stats()
-        strategy.learn(batches, 1 / tokens)
+        strategy.forward_backward(batches, 1 / tokens)
         strategy.step(1e-4)
     return torch.cuda.max_memory_allocated() - before
 

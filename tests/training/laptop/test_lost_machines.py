@@ -166,7 +166,7 @@ def test_who_followed_a_run_into_a_loss_is_told_and_who_followed_it_to_its_end_i
     lose(rented, "te2")
     for kind, told in (("node_lost", True), ("reclaimed", True), ("none", False)):
         seen = RunLook(Status(RUN, "stopped", cause=Cause(kind)), alive=False, metrics=())
-        lost_machines.conclude(at_hand, RUN, seen)
+        lost_machines.print_outcome_and_losses(at_hand, RUN, seen)
         assert ("te2 is gone" in capsys.readouterr().out) == told
 
 
@@ -174,8 +174,8 @@ def test_the_ways_on_after_a_reclaim_are_told_once(rented, at_hand, capsys):
     """By what the machines allow; in general words where nobody can tell which are gone."""
     seen = RunLook(Status(RUN, "stopped", cause=Cause("reclaimed")), alive=False, metrics=())
     notice(rented, "te2")
-    lost_machines.conclude(at_hand, RUN, seen)
-    lost_machines.conclude(replace(at_hand, settings=None), RUN, seen)
+    lost_machines.print_outcome_and_losses(at_hand, RUN, seen)
+    lost_machines.print_outcome_and_losses(replace(at_hand, settings=None), RUN, seen)
     ways = [line for line in capsys.readouterr().out.splitlines() if f"fab train --resume {RUN}" in line]
     assert [way.startswith(begin) for way, begin in zip(ways, ("once te2", "go on when it is gone"), strict=True)] == [
         True,

@@ -98,7 +98,7 @@ def _train(strategy, steps):
     told = []
     for step in steps:
         ids = random.Random(step).choices(range(5, 2000), k=40)
-        sums = strategy.learn([collate([[Sample(ids, ids)]], 0, "packed")], 1 / 39)
+        sums = strategy.forward_backward([collate([[Sample(ids, ids)]], 0, "packed")], 1 / 39)
         stepped = strategy.step(1e-3)
         told.append((sums.loss.item(), stepped.grad_norm, stepped.skipped))
     return told
@@ -128,7 +128,7 @@ def test_onecycle_leaves_adams_momentum_alone_and_moves_once_an_optimizer_step(f
     strategy, ids = Replicated(recipe, folder, 1), list(range(5, 45))
     seen = []
     for step in range(6):
-        strategy.learn([collate([[Sample(ids, ids)]], 0, "packed")] * 3, 1 / 117)  # three micro-batches
+        strategy.forward_backward([collate([[Sample(ids, ids)]], 0, "packed")] * 3, 1 / 117)  # three micro-batches
         strategy.step(recipe.optimizer.lr_at(step, 6))
         group = strategy.optimizer.adam.param_groups[0]
         assert group["betas"] == (0.8, 0.95)

@@ -110,7 +110,7 @@ def test_a_run_that_diverges_says_so_in_one_sentence(diverged):
 
 
 def test_what_fails_in_the_first_step_is_the_base_models_fault_and_not_the_rates(tmp_path):
-    rank, recipe = SimpleNamespace(on_head=lambda work: work()), load_recipe("tiny")
+    rank, recipe = SimpleNamespace(rank0_broadcast=lambda work: work()), load_recipe("tiny")
     run = SimpleNamespace(rank=rank, work=SimpleNamespace(recipe=recipe, model_dir=tmp_path))
     nan = float("nan")
     for values, loss, norm, said in (

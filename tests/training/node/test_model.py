@@ -226,7 +226,7 @@ def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settin
 def test_a_recipe_can_name_each_strategy_that_has_a_cost_and_an_engine():
     named = get_args(Recipe.model_fields["strategy"].annotation)
     assert set(named) == STRATEGIES.keys() == ENGINES.keys()
-    assert {name for name, cost in STRATEGIES.items() if cost.WEIGHTS_PARTITIONED} == PARTITIONED
+    assert {name for name, cost in STRATEGIES.items() if cost.STAGE == 3} == PARTITIONED
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name.startswith("zero")])

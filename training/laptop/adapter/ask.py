@@ -138,7 +138,7 @@ def on_all_ranks(
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
     with new_run.start_lock(cluster) as mine, new_run.new_run_folder(head, GENERATE, now) as run_id:
-        launch = _made_ready(cluster, run_id, about, questions, sampling)
+        launch = _prepare_generation(cluster, run_id, about, questions, sampling)
         mine.confirm()
         new_run.start(head, launch)
     seen = attach.attach(head, run_id)
@@ -155,7 +155,7 @@ def on_all_ranks(
     return answers
 
 
-def _made_ready(
+def _prepare_generation(
     cluster: Session, run_id: str, about: TunedModel, questions: Sequence[Messages], sampling: Sampling
 ) -> Launch:
     """Its folder gets the adapter and the questions, and goes to all nodes."""

@@ -126,7 +126,7 @@ def walk(recipe: Recipe, model_dir: Path) -> Curve:
         learned = sum(given[number].learned for number in numbers)
         mine = micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
         batches = [collate([[given[n]] for n in part], 0, recipe.batching) for part in mine]
-        total = strategy.learn(batches, 1 / learned).loss.double()
+        total = strategy.forward_backward(batches, 1 / learned).loss.double()
         dist.all_reduce(total)
         losses.append(total.item() / learned)
         norms.append(strategy.step(recipe.optimizer.lr).grad_norm)

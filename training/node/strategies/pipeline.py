@@ -40,7 +40,7 @@ class Pipeline:
         self.replica, self.replicas = self._neighbours.replica, world_size // stages
         self.evaluated_together = EVALUATED_A_STAGE * stages if stages > 1 else 1
         self._held = held_of_stages(recipe, world_size)
-        self._numbers, self._prefers = numbers_of(recipe), recipe.is_dpo
+        self._numbers, self._is_dpo = numbers_of(recipe), recipe.is_dpo
         first = min(self._stage.owners.values())
         self._learns = [stage >= first for stage in range(stages)]
         """Of each stage, whether it or one before it has something to train."""
@@ -52,7 +52,7 @@ class Pipeline:
             norm_group=self._neighbours.same_replica,
         )
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
+    def forward_backward(self, batches: Sequence[Batch], scale: float) -> LossSums:
         total = torch.zeros(self._numbers, device=self._device)
         references = self._references(batches)
         crossing = self._crossing(batches, self._learns)
@@ -94,7 +94,7 @@ class Pipeline:
         """Of each micro-batch of pairs what the base model gives its answers, known to the last stage; all of them pass
         before the model that learns does, and nothing of them is kept but that."""
         found: list[torch.Tensor | None] = [None] * len(batches)
-        if not self._prefers:
+        if not self._is_dpo:
             return found
         crossing = self._crossing(batches, [False] * len(self._held))
         with torch.no_grad(), self._stage.adapter.off():

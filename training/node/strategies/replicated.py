@@ -40,7 +40,7 @@ class Replicated:
         """Where it computes."""
         return loaded.to(self._device)
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
+    def forward_backward(self, batches: Sequence[Batch], scale: float) -> LossSums:
         if self.optimizer.outer is not None:
             scale = self._own_scale(batches, self.optimizer.outer)
         total = torch.zeros(1, device=self._device)

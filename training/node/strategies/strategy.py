@@ -84,7 +84,7 @@ class Strategy(Protocol):
     write_config: Callable[[Path], None]
     """Writes into a folder the configuration that belongs to the weights: the adapter's, or the model's."""
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
+    def forward_backward(self, batches: Sequence[Batch], scale: float) -> LossSums:
         """Forward and backward of one optimizer step's micro-batches of this replica: adds the gradient of
         `scale` times the loss, summed over micro-batches and replicas."""
 

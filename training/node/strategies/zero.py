@@ -111,7 +111,7 @@ class Zero:
         self._device = get_accelerator().current_device_name()
         self._updates = 0
 
-    def learn(self, batches: Sequence[Batch], scale: float) -> LossSums:
+    def forward_backward(self, batches: Sequence[Batch], scale: float) -> LossSums:
         total = torch.zeros(1, device=self._device)
         for batch in batches:
             sums = self.engine(**model.inputs(batch, self._device))
