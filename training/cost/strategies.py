@@ -1,5 +1,5 @@
-"""What each strategy costs: a module each, by the name that recipes use. Pure; its engine is in
-training/node/strategies/.
+"""The strategies by the name that recipes use, each with its cost: the formulas are in zero.py and pipeline.py. Pure;
+the engines are in training/node/strategies/.
 
 A strategy is added here, in `training.node.strategies.registry` and in the recipe's `strategy`; a test holds the three
 together. What it asks of a recipe's other keys is in training/recipe/strategy_rules.py.

@@ -1,4 +1,5 @@
-"""Runs on a head: which there are, how they go, what their folders hold, and which checkpoint counts."""
+"""Runs on a head: which there are, how they go, and which checkpoint counts. The files of a run's folder are in
+training/run/folder.py."""
 
 from __future__ import annotations
 

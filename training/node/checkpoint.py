@@ -7,6 +7,7 @@
                        SHA256SUMS
 
 Written to .tmp-step-N, synced, checksummed, renamed: a folder named step-N is whole. Only rank 0 needs it.
+When one is written and which are kept: saving.py.
 """
 
 from __future__ import annotations

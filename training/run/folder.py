@@ -1,6 +1,17 @@
-"""The run folder: names of what is in it, and how its two living files are read and written.
+"""A run's folder: what is in it, and how its two living files are read and written.
 
-`status.json` belongs to the supervisor, `metrics.jsonl` to rank 0. Standard library only.
+    /data/runs/RUN_ID/       on every node; here, after a fetch: runs/RUN_ID/
+      recipe.toml  plan.json  launch.json     what is to be trained, what was promised, on which nodes and how
+      training/  data/                        the code, and the records with what was prepared of them
+      base-model.json  versions.json          what it began from, under which packages
+      status.json                             the supervisor's: state, and the cause of a failure
+      starts.jsonl  metrics.jsonl  tb/        each start, each step (rank 0's)
+      logs/                                   launcher.log, supervisor.log, rank-N.log, events.jsonl
+      checkpoints/step-N/                     see training/node/checkpoint.py
+      adapter/                                a link to the best or newest of them; model/ after full fine-tuning
+      report.html  measured.json              at the end
+
+Standard library only.
 """
 
 from __future__ import annotations
