@@ -307,7 +307,7 @@ class NcclFacts:
         elif match := _CHANNEL.match(text):
             self.transports[transport_kind(match["via"])] += 1
         elif text.startswith(("NET/Socket : Using", "NET/IB : Using")):
-            self.devices.update(found["device"] for found in _DEVICE.finditer(text))
+            self.devices.update(device_match["device"] for device_match in _DEVICE.finditer(text))
         elif match := _NETWORK.match(text):
             self.network.add(match["network"].strip())
         elif match := _PLUGIN.match(text):
@@ -361,10 +361,10 @@ def _plugin(facts: NcclFacts) -> str:
 
 def suspicions(facts: NcclFacts) -> Sequence[str]:
     """What is probably not meant, one sentence each."""
-    found = []
+    findings = []
     if facts.devices & {"lo"} and facts.world_size > 1 and any(kind.startswith("NET") for kind in facts.transports):
-        found.append("the data go over lo: only ranks of one node can talk; set NCCL_SOCKET_IFNAME")
+        findings.append("the data go over lo: only ranks of one node can talk; set NCCL_SOCKET_IFNAME")
     virtual = sorted(device for device in facts.devices if re.match(r"(docker|virbr|veth|br-)", device))
     if virtual:
-        found.append(f"{', '.join(virtual)} is a virtual bridge's interface, which no other node sees")
-    return found
+        findings.append(f"{', '.join(virtual)} is a virtual bridge's interface, which no other node sees")
+    return findings

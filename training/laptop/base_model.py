@@ -73,24 +73,24 @@ def find_base_model(head: Head, recipe: Recipe, launch: Launch, names: Sequence[
     if head.here:
         digest, folder = here_base_model(recipe, launch), Path(launch.models) / recipe.model_dir
         sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
-        found = BaseModel({**_record(folder), "hash": digest}, sums)
+        base = BaseModel({**_record(folder), "hash": digest}, sums)
     else:
-        there = base_model_on_head(head, launch, recipe.model_dir, names, recipe.base_model)
-        found = _of_this_machine(there, recipe.base_model)
-    if said := disagreement(read_pins(), found.record, recipe.base_model, recipe.revision):
+        on_head = base_model_on_head(head, launch, recipe.model_dir, names, recipe.base_model)
+        base = _of_this_machine(on_head, recipe.base_model)
+    if difference := disagreement(read_pins(), base.record, recipe.base_model, recipe.revision):
         raise LaunchError(
-            f"{said}; nothing is started. The base deploy fetches what the recipe and {LOCK.name} say; to take what "
-            f"lies there, delete its table in training/recipes/{LOCK.name}"
+            f"{difference}; nothing is started. The base deploy fetches what the recipe and {LOCK.name} say; to take "
+            f"what lies there, delete its table in training/recipes/{LOCK.name}"
         )
-    return found
+    return base
 
 
-def _of_this_machine(found: BaseModel, base_model: str) -> BaseModel:
+def _of_this_machine(base: BaseModel, base_model: str) -> BaseModel:
     """What lies on the head; LaunchError where it was a folder of this machine, and that has been changed since."""
     folder = folder_of(base_model)
-    if base_model.startswith(FOLDER) and folder.is_dir() and found.record.get("commit") != state_of(folder):
+    if base_model.startswith(FOLDER) and folder.is_dir() and base.record.get("commit") != state_of(folder):
         raise LaunchError(f"{folder} was changed since it was sent to the head; the base deploy sends what differs")
-    return found
+    return base
 
 
 def base_model_on_head(
@@ -183,9 +183,9 @@ def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, nam
     """LaunchError where the base model of a run is not at its place on the head any more, or is there as links to
     files that are gone or have other weights since. `base_model`: as the run's recipe names it."""
     place = f"{launch.models}/{model_dir}"
-    there = shlex.quote(place)
-    links = f'for f in {there}/*; do [ -e "$f" ] || readlink "$f"; done'
-    whole = f"[ -e {there}/{CONFIG} ] && ls {there}/*.safetensors >/dev/null 2>&1"
+    folder = shlex.quote(place)
+    links = f'for f in {folder}/*; do [ -e "$f" ] || readlink "$f"; done'
+    whole = f"[ -e {folder}/{CONFIG} ] && ls {folder}/*.safetensors >/dev/null 2>&1"
     dead = head.shell(f"{links}; {whole} || echo {GONE}; true").split("\n")
     if not dead[0]:
         if head.here and base_model.startswith(FOLDER):

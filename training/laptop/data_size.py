@@ -95,8 +95,8 @@ def _counted(source: Source, recipe: Recipe, skip_bad: bool = False) -> Size:
 def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad, tokenizer: Any) -> Size:
     """By a run's own preparation, of the first records where the text is long."""
     read = list(accumulate(size for size, _ in sizes))
-    kept = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
-    enough = min(bisect_left(kept, SAMPLE_BYTES) + 1, bisect_left(read, MOST_READ * SAMPLE_BYTES))
+    truncated = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
+    enough = min(bisect_left(truncated, SAMPLE_BYTES) + 1, bisect_left(read, MOST_READ * SAMPLE_BYTES))
     first = min(len(sizes), max(LEAST, enough))
     its = Bad(bad.skip, cure=bad.cure)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
@@ -109,7 +109,7 @@ def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe,
                 raise
             return _estimated(sizes, recipe, bad)  # the others may be all right
     taught, in_part = (1 - recipe.validation.held_out(count) / count for count in (len(sizes), first))
-    share = kept[-1] / max(1, kept[first - 1]) * taught / in_part
+    share = truncated[-1] / max(1, truncated[first - 1]) * taught / in_part
     work = Workload(ceil(share * report.rows), round(share * report.tokens), report.longest, report.attention_span)
     part = "" if first == len(sizes) else f"the first {read[first - 1] / 1e6:.0f} MB of them "
     how = f"{part}counted with the model's tokenizer"

@@ -74,110 +74,125 @@ class Question:
         return bool(self.recipe and self.recipe.base_model.startswith(FOLDER))
 
 
-def look(asked: Question, now: datetime, tell: Tell) -> Look:
+def look(question: Question, now: datetime, tell: Tell) -> Look:
     """The look. Raises DataError, LaunchError, and what an ssh connection raises."""
-    if not asked.data and (asked.recipe is None or asked.recipe.base_model != BUILT_IN):
+    if not question.data and (question.recipe is None or question.recipe.base_model != BUILT_IN):
         raise DataError(f"say which data: --data FILE: {KINDS_OF_DATA}")
-    if asked.show < 0:
-        raise DataError(f"--show {asked.show}: a number of samples, from 0")
-    with files_of(asked.data, asked.recipe.goal if asked.recipe else SFT) as given:
-        return _look(asked, given, now, tell)
+    if question.show < 0:
+        raise DataError(f"--show {question.show}: a number of samples, from 0")
+    with files_of(question.data, question.recipe.goal if question.recipe else SFT) as training_data:
+        return _look(question, training_data, now, tell)
 
 
-def aside(asked: Question) -> str:
+def aside(question: Question) -> str:
     """Which files of the data's folders are not read; empty where all are."""
-    if any(map(is_dataset_name, asked.data)):
+    if any(map(is_dataset_name, question.data)):
         return ""
-    return ignored_files_note(paths_of(asked.data))
+    return ignored_files_note(paths_of(question.data))
 
 
-def next_step(asked: Question, found: Look) -> str:
+def next_step(question: Question, look: Look) -> str:
     """What to type now."""
-    if not found.usable:
+    if not look.usable:
         return "next: fix what is reported above, then look again"
-    if asked.recipe is None:
-        return f"next: what is learned, and lengths in tokens: fab data --model NAME{asked.flags}"
-    more = [" --skip-bad"] if found.skipped and found.bad else []
-    more += [f" --set {shlex.quote(setting)}" for setting in asked.settings]
-    more += [" --here"] if asked.here else []
-    more += [" --anyway"] if found.few is not None else []
-    elsewhere = "" if asked.here else "; with --here on this machine alone"
-    return f"next: fab train --model {shlex.quote(asked.model)}{asked.flags}{''.join(more)} --dry{elsewhere}"
+    if question.recipe is None:
+        return f"next: what is learned, and lengths in tokens: fab data --model NAME{question.flags}"
+    more = [" --skip-bad"] if look.skipped and look.bad else []
+    more += [f" --set {shlex.quote(setting)}" for setting in question.settings]
+    more += [" --here"] if question.here else []
+    more += [" --anyway"] if look.few is not None else []
+    elsewhere = "" if question.here else "; with --here on this machine alone"
+    return f"next: fab train --model {shlex.quote(question.model)}{question.flags}{''.join(more)} --dry{elsewhere}"
 
 
-def _look(asked: Question, given: TrainingData, now: datetime, tell: Tell) -> Look:
-    home = data_size.home_of(asked.recipe) if asked.recipe else None
-    lacks = _lacks(asked, home)
-    source = _source(asked, given, bool(lacks))
-    found = survey(source, tell) if source and can_check_here(source) else None
-    if asked.recipe is None and found is None:
-        raise DataError(f"{asked.flags.strip()} is looked at on the head: say --model NAME")
-    if found and (asked.recipe is None or (found.refused and (lacks or not found.readable))):
-        return surveyed(found, asked.skip_bad)
-    assert asked.recipe
-    if not lacks and source and found:
+def _look(question: Question, training_data: TrainingData, now: datetime, tell: Tell) -> Look:
+    home = data_size.home_of(question.recipe) if question.recipe else None
+    lacks = _lacks(question, home)
+    source = _source(question, training_data, bool(lacks))
+    overview = survey(source, tell) if source and can_check_here(source) else None
+    if question.recipe is None and overview is None:
+        raise DataError(f"{question.flags.strip()} is looked at on the head: say --model NAME")
+    if overview and (question.recipe is None or (overview.refused and (lacks or not overview.readable))):
+        return surveyed(overview, question.skip_bad)
+    assert question.recipe
+    if not lacks and source and overview:
         tokenizer, config = data_size.loaded(home)
         return look_into(
-            source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
+            source,
+            overview,
+            question.recipe,
+            tokenizer,
+            config,
+            show=question.show,
+            skip_bad=question.skip_bad,
+            tell=tell,
         )
     lacks = lacks or ("" if find_spec("pyarrow") else f"reading Parquet needs pyarrow: {EXTRA}")
-    instead = LOOKS_HERE if given.from_hub and not lacks else ""
-    if asked.of_folder:
-        raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
-    if asked.here:
-        said = f"--here: {lacks}; without --here the head is asked"
-        if found is None:
-            raise DataError(said)
-        return replace(surveyed(found, asked.skip_bad), refused=said)
+    instead = LOOKS_HERE if training_data.from_hub and not lacks else ""
+    if question.of_folder:
+        raise DataError(f"--model {question.model}: a folder is looked at on this machine, but {lacks}")
+    if question.here:
+        refusal = f"--here: {lacks}; without --here the head is asked"
+        if overview is None:
+            raise DataError(refusal)
+        return replace(surveyed(overview, question.skip_bad), refused=refusal)
     with ExitStack() as stack:
         try:
             cluster = stack.enter_context(open_cluster(False, instead))
             stack.enter_context(hold_start_lock(cluster.head))
         except (InventoryError, HeadError) as error:
-            if found is None:
+            if overview is None:
                 raise
-            said = f"{lacks}; the head cannot be asked instead: {error}"
-            return replace(surveyed(found, asked.skip_bad), refused=said)
-        return _on_head(cluster, asked, given, now, tell)
+            refusal = f"{lacks}; the head cannot be asked instead: {error}"
+            return replace(surveyed(overview, question.skip_bad), refused=refusal)
+        return _on_head(cluster, question, training_data, now, tell)
 
 
-def _source(asked: Question, given: TrainingData, leave_to_head: bool) -> Source | None:
+def _source(question: Question, training_data: TrainingData, leave_to_head: bool) -> Source | None:
     """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
-    if not given.from_hub:
-        return given.source
-    if leave_to_head or not (asked.here or asked.of_folder):
+    if not training_data.from_hub:
+        return training_data.source
+    if leave_to_head or not (question.here or question.of_folder):
         return None
-    return download(asked.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address(), another())
+    return download(
+        question.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address(), another()
+    )
 
 
-def _lacks(asked: Question, home: Path | None) -> str:
+def _lacks(question: Question, home: Path | None) -> str:
     """What this machine lacks to tokenise; empty where it has all."""
     if missing := data_size.missing():
         return f"this Python lacks {', '.join(missing)}: {EXTRA}"
-    if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
-        repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
+    if question.recipe and home is None and question.recipe.base_model != BUILT_IN:
+        repo = f"{question.recipe.base_model} --revision {question.recipe.revision}"
         fetch = download_command(f"{repo} --include '*.json' --include '*.jinja' --include tokenizer.model", mirror())
         where = "" if mirror() else " from the mirror that HF_ENDPOINT names, or the Hub"
-        return f"the tokenizer of {asked.recipe.base_model} is not on this machine; {fetch} fetches it{where}"
+        return f"the tokenizer of {question.recipe.base_model} is not on this machine; {fetch} fetches it{where}"
     return ""
 
 
-def _on_head(cluster: Session, asked: Question, given: TrainingData, now: datetime, tell: Tell) -> Look:
+def _on_head(cluster: Session, question: Question, training_data: TrainingData, now: datetime, tell: Tell) -> Look:
     """In a folder like a run's, which is gone afterwards. A run that goes on is not disturbed."""
-    assert asked.recipe
+    assert question.recipe
     with new_run.new_run_folder(cluster.head, KIND, now) as run_id:
         launch = cluster.launch(run_id, "training.node.look")
-        find_base_model(cluster.head, asked.recipe, launch, cluster.models)
-        new_run.upload_new_run(cluster.head, launch, {"recipe.toml": asked.recipe.to_toml(), **given.files})
-        arguments = ["--run", launch.run_dir, "--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
-        command = preparing.program_command(launch, launch.module, arguments, from_hub=given.from_hub)
+        find_base_model(cluster.head, question.recipe, launch, cluster.models)
+        new_run.upload_new_run(cluster.head, launch, {"recipe.toml": question.recipe.to_toml(), **training_data.files})
+        arguments = [
+            "--run",
+            launch.run_dir,
+            "--show",
+            str(question.show),
+            *(["--skip-bad"] if question.skip_bad else []),
+        ]
+        command = preparing.program_command(launch, launch.module, arguments, from_hub=training_data.from_hub)
         with cluster.head.talk(command) as program:
             for message in program.messages():
                 if "look" in message:
-                    names = given.names(launch.run_dir) or {message["source"]: asked.data[0]}
+                    names = training_data.names(launch.run_dir) or {message["source"]: question.data[0]}
                     return look_from(_named(message["look"], names))
                 tell(str(message["doing"]), int(message["records"]))
-    raise DataError(f"{asked.flags.strip()}: the head looked at them and told nothing")
+    raise DataError(f"{question.flags.strip()}: the head looked at them and told nothing")
 
 
 def _named(value: Any, names: Mapping[str, str]) -> Any:
@@ -314,19 +329,19 @@ def _title(sample: ShownSample) -> str:
 def _text(sample: ShownSample, coloured: bool) -> Text:
     """The sample as the model sees it: learned tokens in green, the rest dim, special tokens underlined; in brackets
     what is learned where there are no colours."""
-    found = Text()
+    text = Text()
     within = False
     for piece in sample.pieces:
         if not coloured and piece.learned != within:
-            found.append(OPENS if piece.learned else CLOSES)
+            text.append(OPENS if piece.learned else CLOSES)
             within = piece.learned
         style = ("green" if piece.learned else "dim") + (" underline" if piece.special else "")
-        found.append(shown(_shortened(piece)), style)
+        text.append(shown(_shortened(piece)), style)
     if within:
-        found.append(CLOSES)
+        text.append(CLOSES)
     if sample.left_out:
-        found.append(f" ({many(sample.left_out, 'more token')})")
-    return found
+        text.append(f" ({many(sample.left_out, 'more token')})")
+    return text
 
 
 def _shortened(piece: Piece) -> str:
@@ -343,12 +358,12 @@ def _lists(look: Look) -> Iterator[tuple[str, list[str]]]:
     if look.bad_shown:
         others = [f"and {many(look.bad_more, 'more record')}"] if look.bad_more else []
         yield "bad records", [*look.bad_shown, *others]
-    found = look.repeats
-    if found and found.shown:
-        more = found.duplicates - len(found.shown)
-        lines = [f"{one} is the same as {other}" for one, other in found.shown]
+    repeats = look.repeats
+    if repeats and repeats.shown:
+        more = repeats.duplicates - len(repeats.shown)
+        lines = [f"{one} is the same as {other}" for one, other in repeats.shown]
         yield "duplicates", [*lines, *([f"and {more} more"] if more else [])]
-    if found and found.leaks_shown:
-        more = found.leaked + found.leaked_question - len(found.leaks_shown)
-        lines = [f"{one} (held out) asks what {other} asks" for one, other in found.leaks_shown]
+    if repeats and repeats.leaks_shown:
+        more = repeats.leaked + repeats.leaked_question - len(repeats.leaks_shown)
+        lines = [f"{one} (held out) asks what {other} asks" for one, other in repeats.leaks_shown]
         yield "leaks", [*lines, *([f"and {more} more"] if more else [])]

@@ -100,13 +100,13 @@ class Download:
         timer = threading.Timer(LISTING_S, sftp.close)
         timer.start()
         try:
-            found = listing()
+            entries = listing()
         finally:
             timer.cancel()
-        self.listed += len(found)
+        self.listed += len(entries)
         if self.listed > MOST_FILES:
             raise FetchError(f"{self.remote_folder}: more than {MOST_FILES} files; what is left was not fetched")
-        return found
+        return entries
 
     def _unreadable(self, folder: str) -> FetchError:
         return FetchError(f"{self.remote_folder}/{folder}: a file's name there is no UTF-8; nothing of it was fetched")
@@ -120,14 +120,14 @@ class Download:
                 entries = self._in_time(sftp, lambda: sftp.listdir_attr(f"{self.remote_folder}/{folder}"))
             except UnicodeDecodeError as error:
                 raise self._unreadable(folder) from error
-        found = []
+        files = []
         for entry in entries:
             name, mode = f"{folder}/{one_component(entry.filename, folder)}", entry.st_mode or 0
             if stat.S_ISDIR(mode):
-                found += self.tree(name)
+                files += self.tree(name)
             elif stat.S_ISREG(mode):
-                found.append(name)
-        return found
+                files.append(name)
+        return files
 
     def text(self, name: str) -> str:
         """A small remote file."""
@@ -155,10 +155,10 @@ class Download:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         with self.remote(name) as sftp:
-            there = sftp.lstat(f"{self.remote_folder}/{name}")
-            if not stat.S_ISREG(there.st_mode or 0) or (not digest and _is_as_fetched(target, there)):
+            attributes = sftp.lstat(f"{self.remote_folder}/{name}")
+            if not stat.S_ISREG(attributes.st_mode or 0) or (not digest and _is_as_fetched(target, attributes)):
                 return
-            size, resumed = there.st_size or 0, part.exists() and digest is not None
+            size, resumed = attributes.st_size or 0, part.exists() and digest is not None
             if size > most:
                 raise FetchError(f"{self.remote_folder}/{name} has {size_text(size)}, more than {size_text(most)}")
             try:
@@ -173,7 +173,7 @@ class Download:
         if digest and sha256_of(part) != digest:
             part.unlink()
             raise DamagedError(f"{name} is damaged: its sha256 is not the one in {SUMS}")
-        os.utime(part, (there.st_mtime or 0, there.st_mtime or 0))
+        os.utime(part, (attributes.st_mtime or 0, attributes.st_mtime or 0))
         part.replace(target)
 
     def _stay_inside(self, target: Path) -> None:
@@ -182,18 +182,18 @@ class Download:
             raise FetchError(f"{target} would lie outside {folder}; nothing was written there")
 
     @contextlib.contextmanager
-    def _room_for(self, name: str, size: int, there: int) -> Iterator[None]:
+    def _room_for(self, name: str, size: int, resumed_bytes: int) -> Iterator[None]:
         """Inside, what is missing of a file is held against the disk, with what the others still need."""
         with self._lock:
             disk = shutil.disk_usage(self.local)
-            kept = min(RESERVE_BYTES, disk.total // 20)
-            free = disk.free - kept - sum(self._owed.values())
-            if size - there > free:
+            reserve = min(RESERVE_BYTES, disk.total // 20)
+            free = disk.free - reserve - sum(self._owed.values())
+            if size - resumed_bytes > free:
                 raise FetchError(
                     f"{self.remote_folder}/{name} is announced with {size_text(size)}, and this machine's disk has "
-                    f"{size_text(max(0, free))} left at {self.local}; {size_text(kept)} stay free"
+                    f"{size_text(max(0, free))} left at {self.local}; {size_text(reserve)} stay free"
                 )
-            self._owed[name] = size - there
+            self._owed[name] = size - resumed_bytes
         try:
             yield
         finally:
@@ -255,18 +255,18 @@ def _opened(part: Path, resume: bool) -> IO[bytes]:
     return file
 
 
-def _is_as_fetched(target: Path, there: SFTPAttributes) -> bool:
+def _is_as_fetched(target: Path, attributes: SFTPAttributes) -> bool:
     """Whether a file has kept size and time since it came, as rsync looks."""
-    if not there.st_mtime or not target.is_file():
+    if not attributes.st_mtime or not target.is_file():
         return False
     here = target.stat()
-    return (here.st_size, int(here.st_mtime)) == (there.st_size, there.st_mtime)
+    return (here.st_size, int(here.st_mtime)) == (attributes.st_size, attributes.st_mtime)
 
 
-def refuse_another(download: Download, there: Collection[str], newest: int | None, local: Path) -> None:
-    """FetchError where `local` has what the head's run does not go back to. `there`: what is in the head's folder;
-    `newest`: the step of its newest checkpoint."""
-    if why := _difference(download, there, newest, local):
+def refuse_another(download: Download, remote_names: Collection[str], newest: int | None, local: Path) -> None:
+    """FetchError where `local` has what the head's run does not go back to. `remote_names`: what is in the head's
+    folder; `newest`: the step of its newest checkpoint."""
+    if why := _difference(download, remote_names, newest, local):
         raise another(local, why)
 
 
@@ -279,10 +279,10 @@ def another(local: Path, why: str) -> FetchError:
     )
 
 
-def _difference(download: Download, there: Collection[str], newest: int | None, local: Path) -> str:
+def _difference(download: Download, remote_names: Collection[str], newest: int | None, local: Path) -> str:
     if (local / CLAIM).is_file():
         mine = (local / CLAIM).read_bytes()
-        if CLAIM not in there or download.start_of(CLAIM, len(mine) + 1) != mine:
+        if CLAIM not in remote_names or download.start_of(CLAIM, len(mine) + 1) != mine:
             return "it is another start's, of the same second"
     steps = checkpoint_steps(path.name for path in (local / CHECKPOINTS).glob("*"))
     if not steps:
@@ -290,7 +290,7 @@ def _difference(download: Download, there: Collection[str], newest: int | None, 
     if newest is None or newest < max(steps):
         return f"it has step {max(steps)}, and the head {f'only step {newest}' if newest else 'no checkpoint'}"
     lines = learned(local / METRICS, max(steps))
-    if lines and (METRICS not in there or download.start_of(METRICS, len(lines)) != lines):
+    if lines and (METRICS not in remote_names or download.start_of(METRICS, len(lines)) != lines):
         return f"the head's went another way to step {max(steps)}"
     return ""
 
@@ -298,7 +298,7 @@ def _difference(download: Download, there: Collection[str], newest: int | None, 
 def learned(metrics: Path, step: int) -> bytes:
     """The lines of metrics.jsonl up to a step. With the time each was written they are one run's alone, and whoever
     goes on from that step's checkpoint keeps them."""
-    kept = b""
+    lines = b""
     for line in metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else ():
         try:
             at = int(bounded_json(line.decode())["step"])
@@ -306,5 +306,5 @@ def learned(metrics: Path, step: int) -> bytes:
             break
         if at > step:
             break
-        kept += line
-    return kept
+        lines += line
+    return lines

@@ -53,10 +53,10 @@ class EarlierAdapter:
         self._refuse_as_reference(recipe)
         mine, wanted = self.recipe(self.run_id, {}).compute_keys(), recipe.compute_keys()
         if differs := [key for key in IN_THE_WEIGHTS if mine.get(key) != wanted.get(key)]:
-            said = ", ".join(f"{key} {mine.get(key)}, not {wanted.get(key)}" for key in differs)
+            differences = ", ".join(f"{key} {mine.get(key)}, not {wanted.get(key)}" for key in differs)
             raise LaunchError(
-                f"--from-adapter {self.run_id}: it has {said}; an adapter goes on as it is: leave --model out to take "
-                "its own recipe"
+                f"--from-adapter {self.run_id}: it has {differences}; an adapter goes on as it is: leave --model out "
+                "to take its own recipe"
             )
 
     def refuse_other_base(self, base_model: str) -> None:
@@ -83,8 +83,8 @@ class EarlierAdapter:
         """Weights and record into a new run's folder, compared with their checksum. Raises LaunchError."""
         files: dict[str, Path | str] = {RECORD: record_text(self.stages)}
         if self.head is head:
-            there = shlex.quote(f"{launch.run_dir}/{WEIGHTS}")
-            head.shell(f'mkdir -p "$(dirname {there})" && cp {shlex.quote(str(self.weights))} {there}', 600)
+            target = shlex.quote(f"{launch.run_dir}/{WEIGHTS}")
+            head.shell(f'mkdir -p "$(dirname {target})" && cp {shlex.quote(str(self.weights))} {target}', 600)
         else:
             files[WEIGHTS] = self.weights
         new_run.upload(head, launch, files)

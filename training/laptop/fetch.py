@@ -119,13 +119,13 @@ def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, 
     the folder at home is of another run.
     """
     download = Download(open_sftp, remote, local)
-    there = {*download.names("."), *(f"data/{name}" for name in download.names("data"))}
-    refuse_another(download, there, newest_step(download.names(CHECKPOINTS)), local)
-    logs = [name for tree in TREES if tree in there for name in download.tree(tree) if not name.endswith(CODE)]
+    remote_names = {*download.names("."), *(f"data/{name}" for name in download.names("data"))}
+    refuse_another(download, remote_names, newest_step(download.names(CHECKPOINTS)), local)
+    logs = [name for tree in TREES if tree in remote_names for name in download.tree(tree) if not name.endswith(CODE)]
     logs += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
     local.mkdir(parents=True, exist_ok=True)
     (local / FETCHED).write_text(f"{remote}\n", encoding="utf-8")
-    download.all([(name, local / name, None) for name in there if _is_metadata(name)], METADATA_BYTES)
+    download.all([(name, local / name, None) for name in remote_names if _is_metadata(name)], METADATA_BYTES)
     download.all([(name, local / name, None) for name in logs])
     names = download.names(CHECKPOINTS)
     best = download.text(f"{CHECKPOINTS}/{BEST}") if BEST in names else ""

@@ -141,8 +141,8 @@ def counted(folder: Path, whose: str) -> ModelShape:
     """The shape of a folder's model. `whose`: how the user calls it. Raises PlanError and HeadError."""
 
     def ask(module: str, folder: Path, limit_s: float) -> Mapping[str, Any]:
-        with builder(whose) as told:
-            return told(module, folder, limit_s)
+        with builder(whose) as build:
+            return build(module, folder, limit_s)
 
     return shape_of(folder, cached_outlines(), ask)
 
@@ -152,7 +152,7 @@ def _ask_head(cluster: Session, module: str, folder: Path, limit_s: float) -> di
     head, place = cluster.head, f"model/{folder.name}"
     with hold_start_lock(head), new_run.new_run_folder(head, KIND, datetime.now(UTC)) as run_id:
         launch = cluster.launch(run_id, module)
-        tensors = {f"{place}/{TENSORS}": json.dumps(found)} if (found := described(folder)) else {}
+        tensors = {f"{place}/{TENSORS}": json.dumps(shapes)} if (shapes := described(folder)) else {}
         new_run.upload_new_run(head, launch, {f"{place}/{CONFIG}": folder / CONFIG, **tensors})
         arguments = ["--config", f"{launch.run_dir}/{place}", "--attached"]
         command = preparing.program_command(launch, module, arguments, from_hub=False)

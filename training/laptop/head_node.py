@@ -103,21 +103,21 @@ class RemoteHead:
 
     def put(self, archive: Path, folder: Path) -> None:
         self.make_runs()
-        there, target = f"/tmp/spotune-{secrets.token_hex(16)}", shlex.quote(str(folder))
+        remote_path, target = f"/tmp/spotune-{secrets.token_hex(16)}", shlex.quote(str(folder))
         try:
-            self._send(archive, there)
-            self.shell(f"mkdir -p {target}/logs && tar -C {target} --no-same-owner -xzf {there}", 600)
+            self._send(archive, remote_path)
+            self.shell(f"mkdir -p {target}/logs && tar -C {target} --no-same-owner -xzf {remote_path}", 600)
         finally:
             with contextlib.suppress(HeadError):  # it has gone away, or the reason is being raised already
-                self.shell(f"rm -f {there}")
+                self.shell(f"rm -f {remote_path}")
 
-    def _send(self, archive: Path, there: str) -> None:
+    def _send(self, archive: Path, remote_path: str) -> None:
         """To a file that must not exist before and is the login user's alone, in a folder that is everybody's."""
         try:
             with self.open_sftp() as sftp, archive.open("rb") as source:
                 if channel := sftp.get_channel():
                     channel.settimeout(ANSWER_S)
-                with sftp.open(there, "wx") as file:
+                with sftp.open(remote_path, "wx") as file:
                     file.chmod(0o600)
                     file.set_pipelined(True)
                     shutil.copyfileobj(source, file, 1 << 18)
@@ -231,10 +231,10 @@ class HereHead:
 def _which(path: Path) -> tuple[int, int] | None:
     """What tells a file from the one that was put in its place; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns  # a number that is free again is given to the next file
+    return status.st_ino, status.st_mtime_ns  # a number that is free again is given to the next file
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
@@ -282,11 +282,11 @@ def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
     ask = DISK.format(disk=shlex.quote(launch.data_disk)) * bool(launch.data_disk) + ASK
     asks = {first.name: f"sh -c {shlex.quote(ask)}"}
     asks |= {host.name: f"{REACH} {shlex.quote(host.name)} {shlex.quote(ask)}" for host in others}
-    said = head.shell(" ".join(_block(name, ask) for name, ask in asks.items()) + " wait", NODES_S)
-    blocks = [block.partition("\n") for block in said.split(SEPARATOR)[1:]]
-    found = {name: _hardware(name, content) for name, _, content in blocks}
-    its = found.get(first.name) or NodeHardware(first.name, 1, (), inf)
-    nodes = [replace(found.get(host.name) or its, name=host.name, slots=host.slots) for host in launch.hosts]
+    answer = head.shell(" ".join(_block(name, ask) for name, ask in asks.items()) + " wait", NODES_S)
+    blocks = [block.partition("\n") for block in answer.split(SEPARATOR)[1:]]
+    hardware = {name: _hardware(name, content) for name, _, content in blocks}
+    its = hardware.get(first.name) or NodeHardware(first.name, 1, (), inf)
+    nodes = [replace(hardware.get(host.name) or its, name=host.name, slots=host.slots) for host in launch.hosts]
     on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
     return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)
 
@@ -298,13 +298,13 @@ def _block(name: str, ask: str) -> str:
 
 def _hardware(name: str, content: str) -> NodeHardware | None:
     """From what a node printed; None where that is not an answer. What its shell adds is read over."""
-    told: dict[str, list[str]] = {"card": [], "ram": [""], "disk": [""]}
+    fields: dict[str, list[str]] = {"card": [], "ram": [""], "disk": [""]}
     for key, _, value in (line.partition("=") for line in content.splitlines()):
-        if key in told and value:
-            told[key].append(value)
-    ram, free = figure_in(told["ram"][-1]) * 1024.0, told["disk"][-1]
+        if key in fields and value:
+            fields[key].append(value)
+    ram, free = figure_in(fields["ram"][-1]) * 1024.0, fields["disk"][-1]
     disk_free = figure_in(free) * 1024.0 if free else inf
-    return NodeHardware(name, 1, tuple(map(_card, told["card"])), ram, disk_free) if ram else None
+    return NodeHardware(name, 1, tuple(map(_card, fields["card"])), ram, disk_free) if ram else None
 
 
 def _card(line: str) -> Card:

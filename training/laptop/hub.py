@@ -88,14 +88,14 @@ def template_of(folder: Path, whose: str) -> str:
         return own.read_text(encoding="utf-8")
     if not (folder / "tokenizer_config.json").is_file():
         return ""
-    found = read_json(folder / "tokenizer_config.json", whose).get("chat_template")
-    return found if isinstance(found, str) else json.dumps(found) if found else ""
+    template = read_json(folder / "tokenizer_config.json", whose).get("chat_template")
+    return template if isinstance(template, str) else json.dumps(template) if template else ""
 
 
 def positions(config: Mapping[str, Any]) -> int:
     """How many tokens it reads at most; 2048 where it does not say."""
-    said = text_settings(config).get("max_position_embeddings")
-    return said if isinstance(said, int) and said > 0 else 2048
+    limit = text_settings(config).get("max_position_embeddings")
+    return limit if isinstance(limit, int) and limit > 0 else 2048
 
 
 def notes(config: Mapping[str, Any], template: str) -> list[str]:
@@ -116,8 +116,8 @@ def _thinks(template: str) -> list[str]:
 
 def stored_dtype(config: Mapping[str, Any]) -> str:
     """What its weights are stored in; empty where it does not say."""
-    said = (part.get(key) for part in (config, text_settings(config)) for key in ("dtype", "torch_dtype"))
-    return next((one for one in said if isinstance(one, str)), "")
+    dtypes = (part.get(key) for part in (config, text_settings(config)) for key in ("dtype", "torch_dtype"))
+    return next((one for one in dtypes if isinstance(one, str)), "")
 
 
 def in_16_bits(config: Mapping[str, Any]) -> str:
@@ -168,12 +168,12 @@ def end_notes(folder: Path, template: str) -> list[str]:
 def spare_pad(folder: Path, template: str) -> str:
     """The token that a recipe names for padding where the tokenizer in `folder` names none and has one to spare; else
     empty. The end of text, where it is learned, must not be hidden as padding is."""
-    said = object_in(folder / TOKENIZER, json.loads)
-    named = _named(said)
+    tokenizer_config = object_in(folder / TOKENIZER, json.loads)
+    named = _named(tokenizer_config)
     if "pad_token" in named:
         return ""
-    listed = said.get(NUMBERED)
-    if NUMBERED not in said:  # elsewhere in a file of many megabytes, which only a folder has
+    listed = tokenizer_config.get(NUMBERED)
+    if NUMBERED not in tokenizer_config:  # elsewhere in a file of many megabytes, which only a folder has
         listed = object_in(folder / VOCABULARY, json.loads).get("added_tokens")
     each = list(listed.values()) if isinstance(listed, dict) else listed if isinstance(listed, list) else []
     special = [_token(one) for one in each if isinstance(one, dict) and one.get("special") is True]
@@ -181,9 +181,11 @@ def spare_pad(folder: Path, template: str) -> str:
     return next((token for word in UNUSED for token in free if word in token.lower()), "")
 
 
-def _named(said: Mapping[str, Any]) -> dict[str, str]:
+def _named(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by what they are for, as eos_token."""
-    return {key: token for key, value in said.items() if key.endswith("_token") and (token := _token(value))}
+    return {
+        key: token for key, value in tokenizer_config.items() if key.endswith("_token") and (token := _token(value))
+    }
 
 
 def _token(value: Any) -> str:

@@ -95,8 +95,8 @@ class LostMachines:
         """What is left of the head's checkpoints."""
         goes = members.HEAD in self.leaving
         if self.disk:
-            there = "stays" if goes else "is still there"
-            return f"its data disk {self.disk.disk_id} with the checkpoints {there}"
+            state = "stays" if goes else "is still there"
+            return f"its data disk {self.disk.disk_id} with the checkpoints {state}"
         lost = "goes with it" if goes else "is gone too"
         if self.snapshot:
             return f"its data disk {lost}: what there is was kept at {clock(self.snapshot.created)}"
@@ -177,8 +177,8 @@ def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> LostMachi
     own = tags.of_cluster(settings.name)
     instances = cloud.instances(tags=own)
     counted = members.usable(instances)
-    there = members.names(counted)
-    if not (missing := [name for name in hosts if name not in there]):
+    standing_names = members.names(counted)
+    if not (missing := [name for name in hosts if name not in standing_names]):
         return None
     under_notice = [each for each in instances if each.is_reclaimed]
     leaving = {n: each for n, each in zip(members.names(under_notice), under_notice, strict=True) if n in missing}
@@ -186,7 +186,7 @@ def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> LostMachi
     disks = members.labelled(cloud.disks(tags=own), instances)
     whole = [each for each in cloud.snapshots(tags=own) if each.status == "accomplished" and each.disk_kind == "data"]
     snapshot = max(whole, key=lambda each: each.created, default=None)
-    nodes = len({*hosts, *there})
+    nodes = len({*hosts, *standing_names})
     if _is_held(disks, leaving.values()):
         price, refused = "" if gone else _known_price(list(leaving.values())), ""
     else:
@@ -194,7 +194,7 @@ def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> LostMachi
     return LostMachines(
         gone,
         tuple(leaving),
-        tuple(name for name in hosts if name in there),
+        tuple(name for name in hosts if name in standing_names),
         _heads_disk(disks, [each.instance_id for each in counted]),
         snapshot,
         nodes if nodes != settings.rental.nodes else 0,
@@ -206,12 +206,12 @@ def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> LostMachi
 def _heads_disk(disks: Sequence[Disk], standing: Sequence[str]) -> Disk | None:
     """The data disk of a head that is gone or going, where it does not go with it; of several the newest."""
     own = [disk for disk in disks if disk.kind == "data" and members.disk_number(disk) == 1]
-    kept = [
+    retained = [
         each
         for each in own
         if each.instance_id not in standing and not (each.instance_id and each.delete_with_instance)
     ]
-    return max(kept, key=lambda each: (each.created, each.disk_id), default=None)
+    return max(retained, key=lambda each: (each.created, each.disk_id), default=None)
 
 
 def _is_held(disks: Sequence[Disk], leaving: Iterable[Instance]) -> bool:
@@ -222,10 +222,10 @@ def _is_held(disks: Sequence[Disk], leaving: Iterable[Instance]) -> bool:
 
 def _known_price(machines: Sequence[Instance]) -> str:
     """What an hour of these cost when they were ordered; empty where not all say so."""
-    told = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
+    prices = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
     return (
-        money(added(told, HOUR), machines[0].tags.get(tags.CURRENCY_TAG, ""), HOUR)
-        if len(told) == len(machines)
+        money(added(prices, HOUR), machines[0].tags.get(tags.CURRENCY_TAG, ""), HOUR)
+        if len(prices) == len(machines)
         else ""
     )
 

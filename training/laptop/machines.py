@@ -39,21 +39,23 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: floa
         raise LaunchError(f"--card {card} names the cards of {len(kinds)} nodes, and --nodes says {nodes}")
     nodes = len(kinds) if len(kinds) > 1 else nodes
     if settings.is_listed:
-        found = _listed(settings, nodes)
+        planned_fleet = _listed(settings, nodes)
     elif card:
-        found = Fleet(nodes or settings.rental.nodes, 1, own=False)
+        planned_fleet = Fleet(nodes or settings.rental.nodes, 1, own=False)
     else:
         try:
-            found = _rented(settings, nodes)
+            planned_fleet = _rented(settings, nodes)
         except (CloudError, RentError) as error:
             ask = f"fab plan --model {model} --card A10"
             here = f"fab train --model {model} --data FILE --here --dry plans on this machine"
             raise LaunchError(f"{error}; to plan without asking the cloud: {ask}; {here}") from error
     if rate := settings.network.line_rate_gbps:
-        found = replace(found, line_rate_gbps=rate)
-    if card and not _has(found, kinds):
-        found = _as_if(found, kinds)
-    return replace(found, price_h=node_price_h * found.nodes, notes=()) if node_price_h else found
+        planned_fleet = replace(planned_fleet, line_rate_gbps=rate)
+    if card and not _has(planned_fleet, kinds):
+        planned_fleet = _as_if(planned_fleet, kinds)
+    return (
+        replace(planned_fleet, price_h=node_price_h * planned_fleet.nodes, notes=()) if node_price_h else planned_fleet
+    )
 
 
 def named_cards(card: str) -> tuple[str, ...]:
@@ -66,15 +68,15 @@ def named_cards(card: str) -> tuple[str, ...]:
     return tuple(kind for kind in kinds if kind)
 
 
-def _has(found: Fleet, kinds: Sequence[str]) -> bool:
+def _has(fleet: Fleet, kinds: Sequence[str]) -> bool:
     """Whether the machines are known to have just these cards."""
-    its = found.kinds or (found.card,) * found.nodes
-    asked = tuple(kinds) if len(kinds) > 1 else tuple(kinds) * found.nodes
-    pairs = zip(its, asked, strict=True)
+    its = fleet.kinds or (fleet.card,) * fleet.nodes
+    wanted = tuple(kinds) if len(kinds) > 1 else tuple(kinds) * fleet.nodes
+    pairs = zip(its, wanted, strict=True)
     return all(one and same_kind(one, other) and card_bytes(one) == card_bytes(other) for one, other in pairs)
 
 
-def _as_if(found: Fleet, kinds: Sequence[str]) -> Fleet:
+def _as_if(fleet: Fleet, kinds: Sequence[str]) -> Fleet:
     """With other cards, whose price is then not that of the machines."""
     named = ", ".join(kinds)
     price = (
@@ -82,15 +84,15 @@ def _as_if(found: Fleet, kinds: Sequence[str]) -> Fleet:
         "--price-per-hour says what one node costs"
     )
     return replace(
-        found,
-        cards=max(1, found.cards),
-        each=tuple(max(1, count) for count in found.each),
+        fleet,
+        cards=max(1, fleet.cards),
+        each=tuple(max(1, count) for count in fleet.each),
         card=kinds[0] if len(set(kinds)) == 1 else None,
         kinds=tuple(kinds) if len(set(kinds)) > 1 else (),
         about=f"as if they had {named} cards",
         own=False,
         price_h=None,
-        notes=() if found.price_h is None else (price,),
+        notes=() if fleet.price_h is None else (price,),
     )
 
 
@@ -151,31 +153,31 @@ def _without_price(nodes: Sequence[Node]) -> tuple[str, ...]:
 def _rented(settings: Settings, wanted: int) -> Fleet:
 
     cloud = opening.open_cloud(settings)
-    there = members.reachable(cloud.instances(tags=tags.of_cluster(settings.name)))
-    if there and wanted in {0, len(there)}:
-        return _standing(cloud, settings, there)
+    existing = members.reachable(cloud.instances(tags=tags.of_cluster(settings.name)))
+    if existing and wanted in {0, len(existing)}:
+        return _standing(cloud, settings, existing)
     wish = wanted or settings.rental.nodes
-    return replace(_to_be_rented(cloud, settings, wish), own=not there and wish == settings.rental.nodes)
+    return replace(_to_be_rented(cloud, settings, wish), own=not existing and wish == settings.rental.nodes)
 
 
-def _standing(cloud: Cloud, settings: Settings, there: Sequence[Instance]) -> Fleet:
+def _standing(cloud: Cloud, settings: Settings, existing: Sequence[Instance]) -> Fleet:
     """Machines of one type, or of several: `types` is a list of what to try one after another."""
 
-    names = tuple(dict.fromkeys(each.instance_type for each in there))
-    told = {kind.name: kind for kind in cloud.types(names)}
-    if missing := [name for name in names if name not in told]:
+    names = tuple(dict.fromkeys(each.instance_type for each in existing))
+    types = {kind.name: kind for kind in cloud.types(names)}
+    if missing := [name for name in names if name not in types]:
         raise RentError(f"the cloud does not say what {' and '.join(missing)} is")
-    its = [told[each.instance_type] for each in there]
-    prices = [tags.price_h(each.tags) for each in there]
+    its = [types[each.instance_type] for each in existing]
+    prices = [tags.price_h(each.tags) for each in existing]
     cards, counts = [card_of(kind) for kind in its], [kind.gpus for kind in its]
-    nodes = members.as_nodes(settings, there, ())
+    nodes = members.as_nodes(settings, existing, ())
     return Fleet(
-        *(len(there), max(counts)),
+        *(len(existing), max(counts)),
         card=cards[0] if len(set(cards)) == 1 else None,
         ram_gib=min(kind.memory_gib for kind in its),
         line_rate_gbps=min(kind.line_rate_gbps for kind in its) or None,
         price_h=None if None in prices else sum(price or 0.0 for price in prices),
-        currency=there[0].tags.get(tags.CURRENCY_TAG, ""),
+        currency=existing[0].tags.get(tags.CURRENCY_TAG, ""),
         about=f"{' and '.join(names)}, as they stand",
         head=nodes[0],
         names=frozenset(node.name for node in nodes),
@@ -203,48 +205,48 @@ def _to_be_rented(cloud: Cloud, settings: Settings, count: int) -> Fleet:
 def card_of(kind: InstanceType) -> str | None:
     """What its cards are called here: with their memory where that is not what such cards usually have, or nobody here
     knows what they have."""
-    card, told = kind.gpu_spec, kind.gpu_memory_gib
+    card, memory_gib = kind.gpu_spec, kind.gpu_memory_gib
     usual = card_bytes(card) if card else None
-    if not card or not told or (usual is not None and abs(told * GIB / usual - 1) < SAME_MEMORY):
+    if not card or not memory_gib or (usual is not None and abs(memory_gib * GIB / usual - 1) < SAME_MEMORY):
         return card or None
-    return f"{card} {told:.0f}GB"
+    return f"{card} {memory_gib:.0f}GB"
 
 
 def machines(
-    settings: Settings, found: Fleet, measured: bool = True, known: Measurements | None = None, model: str = "NAME"
+    settings: Settings, fleet: Fleet, measured: bool = True, known: Measurements | None = None, model: str = "NAME"
 ) -> PlannedMachines:
     """A fleet with the rates that go for it: measured where these machines were, else by its cards' kind and what its
     network promises. `measured` is False for machines as somebody wishes them: neither their link nor their RAM was, as
     of those that are to be rented. `known`: what was measured; where it is left out it is looked up, on the head too
     where that stands. Raises LaunchError where nothing says which cards it has."""
-    ranks, per_node = sum(found.slots), max(found.slots)
+    ranks, per_node = sum(fleet.slots), max(fleet.slots)
     if known is None:
-        known = measurements.known(settings.name, found.head if measured else None)
+        known = measurements.known(settings.name, fleet.head if measured else None)
     made = known.calibration
-    cards = _cards(settings, found, made, model)
-    there = measured and found.head is not None
-    whose = Ranks(settings.name, ranks, tuple(dict.fromkeys(card.name for card in cards)), found.names)
-    link = preparing.known(whose if there else None, found.nodes, found.line_rate_gbps, made, checks=known.checks)
-    ram_bytes = None if found.ram_gib is None else found.ram_gib * GIB
-    if ram_bytes is None and there and made:
+    cards = _cards(settings, fleet, made, model)
+    stands = measured and fleet.head is not None
+    whose = Ranks(settings.name, ranks, tuple(dict.fromkeys(card.name for card in cards)), fleet.names)
+    link = preparing.known(whose if stands else None, fleet.nodes, fleet.line_rate_gbps, made, checks=known.checks)
+    ram_bytes = None if fleet.ram_gib is None else fleet.ram_gib * GIB
+    if ram_bytes is None and stands and made:
         ram_bytes = made.ram(cards[0].name if cards else None)
     at = machines_of(cards, ranks, per_node, ram_bytes or inf, replace(link, runs=known.runs))
-    return replace(at, price_h=found.price_h, currency=found.currency)
+    return replace(at, price_h=fleet.price_h, currency=fleet.currency)
 
 
-def _cards(settings: Settings, found: Fleet, made: Calibration | None, model: str) -> tuple[Card, ...]:
+def _cards(settings: Settings, fleet: Fleet, made: Calibration | None, model: str) -> tuple[Card, ...]:
     """Every rank's, the slowest first; none where the ranks compute on the CPU."""
-    if not found.cards:
+    if not fleet.cards:
         return ()
     measured = made.card if made else None
-    kinds = [kind or measured for kind in found.kinds or (found.card,) * found.nodes]
+    kinds = [kind or measured for kind in fleet.kinds or (fleet.card,) * fleet.nodes]
     if None in kinds:
         raise LaunchError(_says_no_card(settings, [not kind for kind in kinds], model))
     nodes = [
         NodeHardware("", slots, (_card(kind or ""),) * slots, inf)
-        for slots, kind in zip(found.slots, kinds, strict=True)
+        for slots, kind in zip(fleet.slots, kinds, strict=True)
     ]
-    if found.own:  # as a start orders them
+    if fleet.own:  # as a start orders them
         return rank_cards(slowest_first(nodes))
     return rank_cards(sorted(nodes, key=lambda node: sustained_flops(node.cards[0].name) or 0.0))
 

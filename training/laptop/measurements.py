@@ -46,13 +46,13 @@ class Measurements:
 
 def fetched(cluster: str) -> Measurements:
     """What lies on this machine; a file that cannot be read is said and left out."""
-    found = []
+    calibrations = []
     for path in sorted(LOCAL_RUNS.glob(f"{PROVE}-*/{calibration.FILE}")):
         try:
-            found.append(calibration.parse_calibration(path.read_text(encoding="utf-8")))
+            calibrations.append(calibration.parse_calibration(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             print(f"{path} is left out: {error}", file=sys.stderr)
-    made = max((each for each in found if each.cluster == cluster), key=lambda each: each.time, default=None)
+    made = max((each for each in calibrations if each.cluster == cluster), key=lambda each: each.time, default=None)
     paths = sorted(LOCAL_RUNS.glob(f"*/{MEASURED}"), key=lambda path: path.stat().st_mtime)[-NEWEST:]
     runs = _runs((str(path), path.read_text(encoding="utf-8", errors="replace")) for path in paths)
     return Measurements(made, tuple(runs))
@@ -62,8 +62,8 @@ def of_head(head: Head, timeout_s: float = ANSWER_S) -> Measurements:
     """What lies on a head, in one command. Raises HeadError where it does not answer."""
     path = calibration.calibration_file(head.runs)
     made, check, *runs = [*head.shell(command(str(head.runs)), timeout_s).split(SEPARATOR), ""][: 2 + NEWEST]
-    found = tuple(_runs((head.name, each) for each in runs if each.strip()))
-    return Measurements(_calibration(head.name, path, made), found, tuple(_checks(head.name, check)))
+    measured_runs = tuple(_runs((head.name, each) for each in runs if each.strip()))
+    return Measurements(_calibration(head.name, path, made), measured_runs, tuple(_checks(head.name, check)))
 
 
 def command(runs: str) -> str:

@@ -131,8 +131,8 @@ class Session:
         return nullcontext(port) if self.head.here else ssh.tunnel(self._node(name), port)
 
     def _node(self, name: str) -> Node:
-        if found := next((node for node in self.nodes if node.name == name), None):
-            return found
+        if node := next((each for each in self.nodes if each.name == name), None):
+            return node
         raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
 
 
@@ -170,22 +170,22 @@ def open_cluster(here: bool, instead: str = "") -> Iterator[Session]:
         head.close()
 
 
-def language_of(environ: Mapping[str, str], said: str = "") -> str:
-    """`en` or `zh`: as cluster.toml has `said`, else the terminal's."""
+def language_of(environ: Mapping[str, str], language: str = "") -> str:
+    """`en` or `zh`: as cluster.toml has `language`, else the terminal's."""
     locale = next((environ[name] for name in LOCALE if environ.get(name)), "")
-    return said or ("zh" if locale.lower().startswith("zh") else "en")
+    return language or ("zh" if locale.lower().startswith("zh") else "en")
 
 
 def language_here(settings: Settings | None = None) -> str:
     """As cluster.toml says, whose `settings` they are, else which is read; the terminal's where it cannot be, and where
     it is there that is said."""
     try:
-        said = (settings or load_settings()).language
+        language = (settings or load_settings()).language
     except SettingsError as error:
         if settings_path().exists():
             print(f"{error}\npages are in the terminal's language: the file cannot be read", file=sys.stderr)
-        said = ""
-    return language_of(os.environ, said)
+        language = ""
+    return language_of(os.environ, language)
 
 
 HERE_RANKS = 2
@@ -214,13 +214,13 @@ def launch_here(run_dir: Path, module: str, path: str, home: Path) -> Launch:
 def here_gpus(devices: Path = Path("/dev"), torch: Path | None = None) -> list[str]:
     """GPUs of this machine that this Python's torch was built for and CUDA_VISIBLE_DEVICES leaves, as that names them.
     Torch is not imported: the control side is light."""
-    found = importlib.util.find_spec("torch") if torch is None else None
-    torch = Path(found.origin).parent if found and found.origin else torch
+    spec = importlib.util.find_spec("torch") if torch is None else None
+    torch = Path(spec.origin).parent if spec and spec.origin else torch
     version = torch / "version.py" if torch else None
     if version is None or not version.is_file() or not _BUILT_FOR.search(version.read_text(encoding="utf-8")):
         return []
-    there = [str(n) for n in range(sum(_GPU.fullmatch(path.name) is not None for path in devices.iterdir()))]
+    gpus = [str(n) for n in range(sum(_GPU.fullmatch(path.name) is not None for path in devices.iterdir()))]
     if VISIBLE not in os.environ:
-        return there
+        return gpus
     named = [name.strip() for name in os.environ[VISIBLE].split(",")]
-    return list(takewhile(lambda name: name not in {"", "-1"}, named))[: len(there)]  # as CUDA reads it
+    return list(takewhile(lambda name: name not in {"", "-1"}, named))[: len(gpus)]  # as CUDA reads it

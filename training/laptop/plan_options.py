@@ -94,18 +94,18 @@ def plan_question(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQue
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)
-    found = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, shlex.quote(typed(recipe)))
+    planned_fleet = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, shlex.quote(typed(recipe)))
     if wish.line_rate_gbps:
-        found = replace(found, line_rate_gbps=wish.line_rate_gbps, own=False)
-    as_it_is = found.own or not (wish.card or wish.line_rate_gbps)
-    measured = known(settings.name, found.head if as_it_is else None)
-    at = with_network(machines(settings, found, as_it_is, measured, shlex.quote(typed(recipe))))
-    faults = folder_faults(settings.models.names, sent_before=found.head is not None)
-    notes = (*found.notes, *measured.notes, *data_size.too_small(settings, recipe, shape), *faults)
-    asked = PlanQuestion(wish, recipe, shape, found, at, size, notes)
-    if old := next(filter(too_old, asked.cards), ""):
+        planned_fleet = replace(planned_fleet, line_rate_gbps=wish.line_rate_gbps, own=False)
+    as_it_is = planned_fleet.own or not (wish.card or wish.line_rate_gbps)
+    measured = known(settings.name, planned_fleet.head if as_it_is else None)
+    at = with_network(machines(settings, planned_fleet, as_it_is, measured, shlex.quote(typed(recipe))))
+    faults = folder_faults(settings.models.names, sent_before=planned_fleet.head is not None)
+    notes = (*planned_fleet.notes, *measured.notes, *data_size.too_small(settings, recipe, shape), *faults)
+    question = PlanQuestion(wish, recipe, shape, planned_fleet, at, size, notes)
+    if old := next(filter(too_old, question.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")
-    return asked
+    return question
 
 
 def subject(recipe: Recipe, wish: PlanWish) -> tuple[ModelShape, Size | None]:
@@ -150,47 +150,47 @@ MORE = (2, 4, 8)
 """Numbers of nodes that are tried where nothing fits."""
 
 
-def start(asked: PlanQuestion) -> str:
+def start(question: PlanQuestion) -> str:
     """The start that decides the same. It is left to it: what is pinned cannot be laid out anew when a node is gone."""
-    its, wish = asked.fleet, asked.wish
+    its, wish = question.fleet, question.wish
     if not its.own:
         return (
-            f"a what-if, so no start is proposed: {many(its.nodes, 'node')}, each {asked.each_node}; fab train decides "
-            "anew for the cluster's own machines"
+            f"a what-if, so no start is proposed: {many(its.nodes, 'node')}, each {question.each_node}; fab train "
+            "decides anew for the cluster's own machines"
         )
-    left = [f"{key}=auto" for key in wish.free if key not in asked.recipe.auto]
-    settings = [*wish.settings, *(["dtype=float16"] if asked.lacks_dtype else []), *left]
-    words = ["fab", "train", "--model", typed(asked.recipe), *_data(wish)]
+    left = [f"{key}=auto" for key in wish.free if key not in question.recipe.auto]
+    settings = [*wish.settings, *(["dtype=float16"] if question.lacks_dtype else []), *left]
+    words = ["fab", "train", "--model", typed(question.recipe), *_data(wish)]
     return f"next: {shlex.join([*words, *_repeated('--set', settings)])}"
 
 
-def where_nothing_fits(asked: PlanQuestion, choice: Choice) -> str | None:
+def where_nothing_fits(question: PlanQuestion, choice: Choice) -> str | None:
     """What would fit; None where the recipe itself is what no machine can run."""
     if all(option.refused for option in choice.options):
         return None
-    work = asked.size.work if asked.size else None
-    if in_four_bits(Search(asked.shape, asked.recipe, asked.machines, work, asked.wish.free)):
-        return f"next: {in_four_bits_too(asked)}"
-    each = asked.machines.ranks_per_node
-    counts = () if asked.machines.mixed else (n for n in MORE if n > asked.fleet.nodes)
+    work = question.size.work if question.size else None
+    if in_four_bits(Search(question.shape, question.recipe, question.machines, work, question.wish.free)):
+        return f"next: {in_four_bits_too(question)}"
+    each = question.machines.ranks_per_node
+    counts = () if question.machines.mixed else (n for n in MORE if n > question.fleet.nodes)
     for count in counts:
-        more = replace(asked.machines, ranks=count * each)
+        more = replace(question.machines, ranks=count * each)
         if (
-            more.ranks <= asked.recipe.global_batch
-            and choose(asked.shape, asked.recipe, more, work, asked.wish.free).chosen
+            more.ranks <= question.recipe.global_batch
+            and choose(question.shape, question.recipe, more, work, question.wish.free).chosen
         ):
-            return f"next: {many(count, 'such node')} would do: {_plan(asked, asked.wish.settings, count)}"
+            return f"next: {many(count, 'such node')} would do: {_plan(question, question.wish.settings, count)}"
     return "next: a larger card, with --card"
 
 
-def in_four_bits_too(asked: PlanQuestion) -> str:
+def in_four_bits_too(question: PlanQuestion) -> str:
     """The same plan with the frozen layers rounded."""
-    return _plan(asked, [*asked.wish.settings, SETTING])
+    return _plan(question, [*question.wish.settings, SETTING])
 
 
-def _plan(asked: PlanQuestion, settings: Iterable[str], nodes: int = 0) -> str:
+def _plan(question: PlanQuestion, settings: Iterable[str], nodes: int = 0) -> str:
     """This plan with other values."""
-    wish = asked.wish
+    wish = question.wish
     flags: dict[str, str | float] = {
         "--nodes": nodes or wish.nodes,
         "--hours": wish.hours,
@@ -198,9 +198,9 @@ def _plan(asked: PlanQuestion, settings: Iterable[str], nodes: int = 0) -> str:
         "--line-rate-gbps": wish.line_rate_gbps,
         "--price-per-hour": wish.price_per_hour,
     }
-    said = [word for flag, value in flags.items() if value for word in (flag, _text(value))]
-    words = ["fab", "plan", "--model", typed(asked.recipe), *_data(wish)]
-    return shlex.join([*words, *said, *_repeated("--set", settings)])
+    arguments = [word for flag, value in flags.items() if value for word in (flag, _text(value))]
+    words = ["fab", "plan", "--model", typed(question.recipe), *_data(wish)]
+    return shlex.join([*words, *arguments, *_repeated("--set", settings)])
 
 
 def _text(value: str | float) -> str:

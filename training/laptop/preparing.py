@@ -70,8 +70,8 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """What the head says, with its user's names for the files."""
-    for there, own in names.items():
-        text = text.replace(there, own)
+    for remote_name, own in names.items():
+        text = text.replace(remote_name, own)
     return text
 
 
@@ -123,10 +123,10 @@ def find_facts(
 
 def known_of(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:
     """How fast these nodes are."""
-    found = measurements.fetched("").and_also(measurements.of_head(cluster.head))
+    measured = measurements.fetched("").and_also(measurements.of_head(cluster.head))
     whose, rate = ranks_of(cluster, launch, nodes), cluster.line_rate_gbps
-    link = known(whose, len(launch.hosts), rate, found.calibration, checks=found.checks)
-    return replace(link, runs=found.runs)
+    link = known(whose, len(launch.hosts), rate, measured.calibration, checks=measured.checks)
+    return replace(link, runs=measured.runs)
 
 
 def ranks_of(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Ranks:

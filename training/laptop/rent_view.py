@@ -98,17 +98,19 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
         notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)
     else:
         try:
-            there, said = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
+            all_offers, remarks = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
         except (CloudError, RentError) as error:
             raise LaunchError(str(error)) from error
-        offers = tuple(each for each in there if _asked_card(each.machine, wish))
+        offers = tuple(each for each in all_offers if _asked_card(each.machine, wish))
         if not offers:
             raise PlanError(f"--card {wish.card}: no machine with such cards is offered")
         offered, left_out = _offered(settings, wish, offers, known)
         faults = folder_faults(settings.models.names, sent_before=False)
-        notes = (*notes, *said, *left_out, *data_size.too_small(settings, recipe, shape), *faults)
-    found = ways(shape, recipe, offered, size.work if size else None)
-    choices = Choices(settings, wish, recipe, shape, size, found, {each.machine.name: each for each in offers}, notes)
+        notes = (*notes, *remarks, *left_out, *data_size.too_small(settings, recipe, shape), *faults)
+    rentable = ways(shape, recipe, offered, size.work if size else None)
+    choices = Choices(
+        settings, wish, recipe, shape, size, rentable, {each.machine.name: each for each in offers}, notes
+    )
     if not choices.rows:
         raise PlanError("; ".join((_no_row(choices, offered), *choices.notes)))
     return replace(choices, notes=(*notes, *_of_no_known_speed(choices)))
@@ -122,7 +124,7 @@ def _no_row(choices: Choices, offered: Sequence[Offered]) -> str:
     if least is None or any(has_rows(each, recipe) for each in offered):
         work = choices.size.work if choices.size else None
         tried = (Search(choices.shape, recipe, each.machines, work) for each in offered if has_rows(each, recipe))
-        hint = next((said for search in tried if (said := in_four_bits(search))), "")
+        hint = next(filter(None, map(in_four_bits, tried)), "")
         return f"{recipe.name} fits none of the machines there are{hint}"
     ranks = f"{many(least.nodes, 'machine')} have {many(least.machines.ranks, 'rank')}"  # two at least
     return (
@@ -157,11 +159,11 @@ def _of_no_known_speed(choices: Choices) -> Iterator[str]:
 
 def _from(offered: Offered) -> str:
     price = offered.machines.price_h
-    said = [
+    parts = [
         *([] if price is None else [f"from {money(price, offered.machines.currency, HOUR)}"]),
         *([] if offered.in_stock else ["no stock"]),
     ]
-    return f" ({', '.join(said)})" if said else ""
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _wanted(kind: InstanceType, recipe: Recipe, wish: PlanWish) -> bool:
@@ -188,15 +190,15 @@ def _listed(settings: Settings, wish: PlanWish, known: Measurements, model: str)
     if wish.nodes > most:
         raise PlanError(f"--nodes {wish.nodes}: {most} are listed")
     for count in [wish.nodes] if wish.nodes else range(1, most + 1):
-        found = _at_rate(fleet(settings, count, wish.card, wish.price_per_hour, model), wish)
-        its = machines(settings, found, not (wish.card or wish.line_rate_gbps), known, model)
+        planned_fleet = _at_rate(fleet(settings, count, wish.card, wish.price_per_hour, model), wish)
+        its = machines(settings, planned_fleet, not (wish.card or wish.line_rate_gbps), known, model)
         yield Offered("listed", count, its)
 
 
 def _offered(
     settings: Settings, wish: PlanWish, offers: Sequence[OnOffer], known: Measurements
 ) -> tuple[list[Offered], list[str]]:
-    found, said = [], []
+    offered, left_out = [], []
     counts = (wish.nodes,) if wish.nodes else sorted({*COUNTS, settings.rental.nodes})
     for each in offers:
         kind = each.machine
@@ -205,21 +207,21 @@ def _offered(
         try:
             for count in counts:
                 its = _at_rate(replace(one, nodes=count, price_h=count * each.price.trade), wish)
-                found.append(Offered(kind.name, count, machines(settings, its, False, known), each.in_stock))
+                offered.append(Offered(kind.name, count, machines(settings, its, False, known), each.in_stock))
         except LaunchError as error:
-            said.append(f"{kind.name} is left out: {error}")
-    return found, said
+            left_out.append(f"{kind.name} is left out: {error}")
+    return offered, left_out
 
 
-def _at_rate(found: Fleet, wish: PlanWish) -> Fleet:
-    return replace(found, line_rate_gbps=wish.line_rate_gbps) if wish.line_rate_gbps else found
+def _at_rate(fleet: Fleet, wish: PlanWish) -> Fleet:
+    return replace(fleet, line_rate_gbps=wish.line_rate_gbps) if wish.line_rate_gbps else fleet
 
 
 def best(shown: Sequence[RentOption], which: str) -> RentOption | None:
     """The fastest of those in stock, or of those within 3 % of the least money the fastest; None where nobody knows
     their times, or what they cost."""
-    there = [way for way in shown if way.offered.in_stock]
-    timed = [way for way in there if way.seconds is not None]
+    in_stock = [way for way in shown if way.offered.in_stock]
+    timed = [way for way in in_stock if way.seconds is not None]
     if which == FASTEST:
         return timed[-1] if timed else None
     paid = [(way.money, way) for way in timed if way.money is not None]
@@ -246,9 +248,11 @@ def take(choices: Choices, which: str, out: TextIO | None = None) -> None:
     changed = set_values(path, own.table, values)
     for line in changed or (f"it says {words(way)} already",):
         print(f"{path}: {line}", file=out)
-    there = members.reachable(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
-    if there:
-        print(f"{members.so_many(len(there))} stand already and stay as they are; fab down gives them back", file=out)
+    existing = members.reachable(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
+    if existing:
+        print(
+            f"{members.so_many(len(existing))} stand already and stay as they are; fab down gives them back", file=out
+        )
     print("next: fab up --dry", file=out)
 
 
@@ -290,10 +294,10 @@ def print_choices(choices: Choices) -> None:
     fitting = f"it fits on {many(len(choices.ways), 'choice')} of machines"
     terminal.print(f"{choices.recipe.name}: {model}; {fitting}", soft_wrap=True)
     terminal.print(data_line(choices.size, choices.recipe), soft_wrap=True)
-    found = [_cells(choices, name, way) for name, way in _named(choices.rows)]
+    table_rows = [_cells(choices, name, way) for name, way in _named(choices.rows)]
     if (now := choices.as_it_stands) is not None and now not in choices.rows:
-        found.append(_cells(choices, "as is", now))
-    terminal.print(table(_header(choices), found, WORDS))
+        table_rows.append(_cells(choices, "as is", now))
+    terminal.print(table(_header(choices), table_rows, WORDS))
     for line in _said(choices):
         terminal.print(line, soft_wrap=True)
 
@@ -385,12 +389,12 @@ def _in_numbers(choices: Choices) -> Iterator[str]:
 
 def _corrections(choices: Choices) -> Iterator[str]:
     """By what runs on such machines the seconds of a row were corrected."""
-    recipe, said = choices.recipe, dict[str, None]()
+    recipe, sentences = choices.recipe, dict[str, None]()
     for way in choices.rows:
         strategy, known = way.option.strategy, way.offered.machines.corrections
         if correction := known.of(strategy, recipe.dtype, recipe.tuning):
-            said[f"seconds of {strategy} {correction.words}"] = None
-    yield from said
+            sentences[f"seconds of {strategy} {correction.words}"] = None
+    yield from sentences
 
 
 def _against_now(choices: Choices) -> str | None:

@@ -85,8 +85,8 @@ def users_of(cluster: Session) -> str:
     """Who is logged in, or has a model loaded, on which node; empty where nobody."""
     answers = cluster.ask_all(USERS)
     silent = {name: f"is not known ({answer})" for name, answer in answers.items() if isinstance(answer, Exception)}
-    found = {name: lines[0][:100] for name, answer in answers.items() if (lines := str(answer).strip().splitlines())}
-    return "; ".join(f"{name}: {what}" for name, what in (found | silent).items())
+    users = {name: lines[0][:100] for name, answer in answers.items() if (lines := str(answer).strip().splitlines())}
+    return "; ".join(f"{name}: {what}" for name, what in (users | silent).items())
 
 
 def restore_lease(settings: Settings | None) -> None:
@@ -147,5 +147,5 @@ def print_release_time(cluster: Session, *, goes_on: bool = True) -> None:
 
 def tell_release(head: Head, at: datetime) -> None:
     """Write the release time where a run's supervisor looks for it. Raises HeadError."""
-    there, text = FOLDER / RELEASE, shlex.quote(release_text(at.timestamp()))
-    head.shell(f"mkdir -p {FOLDER} && echo {text} >{there}.new && mv {there}.new {there}")
+    path, text = FOLDER / RELEASE, shlex.quote(release_text(at.timestamp()))
+    head.shell(f"mkdir -p {FOLDER} && echo {text} >{path}.new && mv {path}.new {path}")

@@ -82,7 +82,7 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     was = _read(runs.recipe_text(head, run_id))
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
     launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))
-    change = fitted(cluster, launch, nodes, change, step=step, said=overrides.keys())
+    change = fitted(cluster, launch, nodes, change, step=step, overridden=overrides.keys())
     rental.extend(cluster, left_s(head, launch, change, step))
     runs.wait_for_reports(head, run_id)
     if (home := notices.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
@@ -120,10 +120,10 @@ def fitted(
     change: SettingChange,
     *,
     step: int,
-    said: Collection[str],
+    overridden: Collection[str],
 ) -> SettingChange:
     """With what the plan of the run's start decided decided anew, where that does not fit the machines there are now;
-    what is `said` for this resume stays."""
+    what is `overridden` for this resume stays."""
     head, run_id = cluster.head, launch.run_id
     plan = runs.plan_of(head, run_id)
     try:
@@ -136,7 +136,7 @@ def fitted(
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))
     left |= dict.fromkeys((*recipe.left_open, *layout_keys(recipe, shape, launch.world_size)))
-    free = [key for key in left if key not in said]
+    free = [key for key in left if key not in overridden]
     now_on = machines_now(cluster, launch, nodes)
     after, reason = decided_again(recipe, shape, now_on, work, free)
     if reason:
@@ -145,9 +145,9 @@ def fitted(
         print(f"from step {step} on: {values}: {reason}" if after != recipe else f"this may not fit: {reason}")
     files = dict(change.files)
     if after != recipe:
-        kept = change.kept or f"recipe.before-{step}.toml"
-        files |= {RECIPE: after.to_toml(), kept: before}
-        change = replace(change, kept=kept)
+        backup = change.kept or f"recipe.before-{step}.toml"
+        files |= {RECIPE: after.to_toml(), backup: before}
+        change = replace(change, kept=backup)
     if files or now_on.kinds != predicted.get("card"):
         files[PLAN] = untimed(plan)
     return replace(change, files=files)
@@ -166,15 +166,15 @@ def machines_now(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]
     return machines_of(rank_cards(nodes), launch.world_size, per_node, ram_bytes, known)
 
 
-def prepare_again(head: Head, launch: Launch, kept: str) -> None:
-    """The data as the changed recipe wants them. Where they cannot be, the recipe `kept` is the run's again."""
+def prepare_again(head: Head, launch: Launch, backup: str) -> None:
+    """The data as the changed recipe wants them. Where they cannot be, the recipe in `backup` is the run's again."""
     print(f"preparing the data anew on {head.name}: the recipe changes them", flush=True)
     try:
         preparing.prepare(head, launch, preparing.order_of(head, launch.run_dir))
     except BaseException:
         run = shlex.quote(launch.run_dir)
         with contextlib.suppress(HeadError):  # the reason is being raised already
-            head.shell(f"mv {run}/{kept} {run}/recipe.toml")
+            head.shell(f"mv {run}/{backup} {run}/recipe.toml")
         raise
 
 
@@ -214,8 +214,10 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
         print(f"from step {step} on: {difference}")
     if before == after:
         return SettingChange()
-    kept = f"recipe.before-{step}.toml"
-    return SettingChange({RECIPE: after.to_toml(), kept: text}, kept, before.data_settings() != after.data_settings())
+    backup = f"recipe.before-{step}.toml"
+    return SettingChange(
+        {RECIPE: after.to_toml(), backup: text}, backup, before.data_settings() != after.data_settings()
+    )
 
 
 def _never(keys: Sequence[str]) -> str:

@@ -41,18 +41,18 @@ MODULE = re.compile(r"training(\.[a-z_]+)+")
 
 def predicted(head: Head, run_id: str) -> dict[str, Any]:
     """What the plan of a run foresaw; nothing where it has no plan."""
-    found: dict[str, Any] = plan_of(head, run_id).get("predicted") or {}
-    return found
+    prediction: dict[str, Any] = plan_of(head, run_id).get("predicted") or {}
+    return prediction
 
 
 def plan_of(head: Head, run_id: str) -> dict[str, Any]:
     """A run's plan.json; empty where there is none. Raises LaunchError where it is cut."""
     text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
     try:
-        found = bounded_json(text or "{}")
+        plan = bounded_json(text or "{}")
     except ValueError as error:
         raise LaunchError(f"{run_id}: its plan.json on {head.name} cannot be read ({error}); start anew") from error
-    return found if isinstance(found, dict) else {}
+    return plan if isinstance(plan, dict) else {}
 
 
 def nccl_log(head: Head, run_id: str) -> str:
@@ -106,10 +106,10 @@ def newest_with_checkpoint(
     if newest in learned or not others:
         return newest
     state = "is going on and has" if looks[newest].active else "ended with"
-    said = f"{newest}, the newest run, {state} no checkpoint"
+    reason = f"{newest}, the newest run, {state} no checkpoint"
     if len(others) > 1:
-        raise LaunchError(f"{said}; these have one, say which: {', '.join(reversed(others[-5:]))}")
-    print(f"{said}: taking {others[0]}", flush=True)
+        raise LaunchError(f"{reason}; these have one, say which: {', '.join(reversed(others[-5:]))}")
+    print(f"{reason}: taking {others[0]}", flush=True)
     return others[0]
 
 

@@ -126,14 +126,14 @@ def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> 
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals and EQUALS in setting:
-            said = setting.replace(EQUALS, "=", 1)
-            raise RecipeError(f"--set {setting}: {EQUALS} is a full-width sign; write --set {shlex.quote(said)}")
+            corrected = setting.replace(EQUALS, "=", 1)
+            raise RecipeError(f"--set {setting}: {EQUALS} is a full-width sign; write --set {shlex.quote(corrected)}")
         if not equals:
             raise RecipeError(f"--set {setting}: write it as key=value")
         overrides[key.strip()] = value.strip()
     if steps != "" and epochs != "":
         raise RecipeError(f"--steps {steps} and --epochs {epochs}: say one of them")
-    return overrides | {key: said for key, said in (("steps", steps), ("epochs", epochs)) if said != ""}
+    return overrides | {key: amount for key, amount in (("steps", steps), ("epochs", epochs)) if amount != ""}
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: b
     head. `tiny` has its own, made into `folder`. Raises DataError."""
     if not data and recipe.base_model != BUILT_IN:
         raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
-    given = _given(data, folder, recipe.goal)
-    summary = check(given.source, skip_bad, CURE) if given.source and can_check_here(given.source) else None
+    unchecked = _given(data, folder, recipe.goal)
+    summary = check(unchecked.source, skip_bad, CURE) if unchecked.source and can_check_here(unchecked.source) else None
     if summary:
         refuse_other_goal(summary.shape, recipe.goal)
-    return replace(given, summary=summary, skip_bad=skip_bad)
+    return replace(unchecked, summary=summary, skip_bad=skip_bad)
 
 
 def _given(data: Sequence[str], folder: Path, goal: str) -> TrainingData:
@@ -208,7 +208,7 @@ def planned_s(predicted: Mapping[str, Any]) -> float:
 def start(
     cluster: Session,
     recipe: Recipe,
-    given: TrainingData,
+    training_data: TrainingData,
     now: datetime,
     *,
     earlier: EarlierAdapter | None = None,
@@ -225,7 +225,9 @@ def start(
     with attach.detached_on_interrupt(lambda: started, cluster.head.here):
         with new_run.start_lock(cluster) as mine, new_run.new_run_folder(cluster.head, recipe.name, now) as run_id:
             with rental.interrupted_before_start(cluster):
-                launch = _prepare_start(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
+                launch = _prepare_start(
+                    cluster, run_id, recipe, training_data, earlier, dry=dry, anyway=anyway, named=named
+                )
             if launch is not None:
                 mine.confirm()
                 started = run_id
@@ -237,7 +239,7 @@ def _prepare_start(
     cluster: Session,
     run_id: str,
     recipe: Recipe,
-    given: TrainingData,
+    training_data: TrainingData,
     earlier: EarlierAdapter | None,
     *,
     dry: bool,
@@ -253,17 +255,19 @@ def _prepare_start(
     base = find_base_model(head, recipe, launch, cluster.models)
     if earlier:
         earlier.refuse_other_base(str(base.record["hash"]))
-    records = many(given.summary.records, "record") if given.summary else "records counted there"
+    records = many(training_data.summary.records, "record") if training_data.summary else "records counted there"
     ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
     print(f"{run_id}: {records}, {ranks}", flush=True)
-    if given.source and (aside := ignored_files_note(given.source)):
+    if training_data.source and (aside := ignored_files_note(training_data.source)):
         print(shown(aside), flush=True)
-    names = {f"data/{NAMES}": names_text(given.files)}
-    new_run.upload_new_run(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files, **names})
+    names = {f"data/{NAMES}": names_text(training_data.files)}
+    new_run.upload_new_run(
+        head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **training_data.files, **names}
+    )
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
-    wanted = preparing.DataRequest(given.skip_bad, given.from_hub, given.names(launch.run_dir))
+    wanted = preparing.DataRequest(training_data.skip_bad, training_data.from_hub, training_data.names(launch.run_dir))
     plan = plan_run(cluster, launch, recipe, wanted, nodes, dry=dry, anyway=anyway, named=named)
     if dry:
         return None

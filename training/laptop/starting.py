@@ -109,8 +109,8 @@ def under_way(head: Head) -> str:
     ).splitlines()
     if not answer:
         return ""
-    found = [name for line in answer[1:] if is_run_id(name := line.removesuffix(f"/{PREPARING}"))]
-    return found[-1] if found else "a run"
+    run_ids = [name for line in answer[1:] if is_run_id(name := line.removesuffix(f"/{PREPARING}"))]
+    return run_ids[-1] if run_ids else "a run"
 
 
 def in_the_way(head: Head, run_id: str) -> str:

@@ -90,14 +90,14 @@ def progress(label: str) -> Iterator[Callable[[RunLook], None]]:
     with Bar(*columns, console=terminal) as bar:
         task = bar.add_task("starting", total=None, below="")
 
-        said: set[str] = set()
+        printed: set[str] = set()
 
         def show(seen: RunLook) -> None:
             bar.heard_at = time.monotonic()
             for each in news(seen):
-                if each not in said:
+                if each not in printed:
                     bar.console.print(each)
-                    said.add(each)
+                    printed.add(each)
             if seen.metrics:
                 last = seen.metrics[-1]
                 at, below = headline(last, eta_s(seen.metrics)), details(last, seen.evaluation, seen.money)
@@ -143,25 +143,25 @@ def off_plan(status: Status) -> str:
 
 
 def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
-    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set(), "heard": time.monotonic()}
+    printed: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set(), "heard": time.monotonic()}
 
     def show(seen: RunLook) -> None:
-        if silence := silent(time.monotonic() - said["heard"]):
+        if silence := silent(time.monotonic() - printed["heard"]):
             write(silence)
-        said["heard"] = time.monotonic()
-        if seen.state != said["state"]:
+        printed["heard"] = time.monotonic()
+        if seen.state != printed["state"]:
             write(seen.state)
-            said["state"] = seen.state
+            printed["state"] = seen.state
         for each in news(seen):
-            if each not in said["news"]:
+            if each not in printed["news"]:
                 write(each)
-                said["news"].add(each)
+                printed["news"].add(each)
         row = seen.metrics[-1] if seen.metrics else None
         last = row is not None and row["step"] == row["total_steps"]
-        due = time.monotonic() - said["at"] > PLAIN_EVERY_S
-        if row is not None and row["step"] != said["step"] and (due or last) and not stopping(seen):
+        due = time.monotonic() - printed["at"] > PLAIN_EVERY_S
+        if row is not None and row["step"] != printed["step"] and (due or last) and not stopping(seen):
             write(f"{headline(row, eta_s(seen.metrics))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
-            said.update(step=row["step"], at=time.monotonic())
+            printed.update(step=row["step"], at=time.monotonic())
 
     return show
 
@@ -174,8 +174,8 @@ def runs_table(looks: Sequence[RunLook]) -> None:
         step = f"{row['step']}/{row['total_steps']}" if row else "-"
         loss = number(row["loss"]) if row else "-"
         validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
-        told = (seen.status.reason, off_plan(seen.status)) if seen.status else ()
-        reason = "; ".join(part for part in (*told, seen.fault) if part)
+        reasons = (seen.status.reason, off_plan(seen.status)) if seen.status else ()
+        reason = "; ".join(part for part in (*reasons, seen.fault) if part)
         updated = f"{age(seen.age_s)} ago" if seen.status else "-"
         rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
     if not rows:

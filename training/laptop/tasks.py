@@ -114,19 +114,19 @@ def train(
         if here:
             base_model.check_python_here()
         if resume is None:
-            there = stack.enter_context(open_cluster.open_cluster(here)) if from_adapter else None
-            earlier = earlier_adapter.find(there.head, from_adapter) if there else None
+            session = stack.enter_context(open_cluster.open_cluster(here)) if from_adapter else None
+            earlier = earlier_adapter.find(session.head, from_adapter) if session else None
             load = earlier.recipe if earlier and not model else None
             recipe = start_run.resolve_recipe(model or from_adapter, set or (), steps, epochs, load)
-            given = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
+            training_data = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
             cluster = replace(
-                there or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of
+                session or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of
             )
             rental.print_other_billing(cluster)
             now = datetime.now(UTC)
             named = start_run.overrides_of(set or (), steps, epochs)
             run_id = start_run.start(
-                cluster, recipe, given, now, earlier=earlier, dry=dry, anyway=anyway, named=named.keys()
+                cluster, recipe, training_data, now, earlier=earlier, dry=dry, anyway=anyway, named=named.keys()
             )
         elif data or dry or anyway or skip_bad or from_adapter:
             raise launch.LaunchError(
@@ -135,10 +135,10 @@ def train(
             )
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)
-            asked = resume if isinstance(resume, str) else None
+            resumed_run = resume if isinstance(resume, str) else None
             cluster = replace(stack.enter_context(open_cluster.open_cluster(here)), **asked_of)
             rental.print_other_billing(cluster)
-            run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
+            run_id = resume_run.resume(cluster, resumed_run, model or None, overrides, force=force)
         if not run_id:
             return  # nothing was started: nothing is extended either
         if detach:
@@ -180,14 +180,14 @@ def data(
     """Inspect training data: errors, lengths, and which tokens are trained on."""
     with sentences():
         recipe = start_run.recipe_for_data(model, set or ()) if model else None
-        asked = data_view.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
+        question = data_view.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
         with data_view.progress() as tell:
-            found = data_view.look(asked, datetime.now(UTC), tell)
-        data_view.show(found)
-        if aside := data_view.aside(asked):
+            look = data_view.look(question, datetime.now(UTC), tell)
+        data_view.show(look)
+        if aside := data_view.aside(question):
             print(shown(aside))
-        print(data_view.next_step(asked, found))
-        if not found.usable:
+        print(data_view.next_step(question, look))
+        if not look.usable:
             raise Exit(code=2)
 
 
@@ -239,8 +239,8 @@ def plan(
             if take:
                 rent_view.take(choices, take, sys.stderr if json else None)
             return
-        asked = plan_options.plan_question(cluster_toml.load_settings(), recipe, wish)
-        if not (plan_view.print_plan_json if json else plan_view.print_plan)(asked):
+        question = plan_options.plan_question(cluster_toml.load_settings(), recipe, wish)
+        if not (plan_view.print_plan_json if json else plan_view.print_plan)(question):
             raise Exit(code=2)
 
 

@@ -86,23 +86,23 @@ def _from(head: RemoteHead, logdir: str) -> Iterator[tuple[int, Program]]:
 
 def _port(server: Program, place: str) -> int:
     """The port TensorBoard says it listens on, which is its last word before it serves."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def listen() -> int | None:
         for line in server.lines():
             if ready := _READY.search(line):
                 return int(ready[1])
-            said.append(line.strip())
+            messages.append(line.strip())
         return None
 
     try:
         if port := within(READY_WITHIN_S, listen):
             return port
     except TimeoutError:
-        said.append(f"it was not ready within {READY_WITHIN_S:.0f} s")
+        messages.append(f"it was not ready within {READY_WITHIN_S:.0f} s")
     except ProgramError as error:
-        said.append(str(error))
-    raise HeadError(f"TensorBoard did not start on {place}: {' | '.join(said[-LAST_LINES:]) or 'no reason given'}")
+        messages.append(str(error))
+    raise HeadError(f"TensorBoard did not start on {place}: {' | '.join(messages[-LAST_LINES:]) or 'no reason given'}")
 
 
 def _wait_for_listener(port: int) -> None:
@@ -156,9 +156,9 @@ def reached(cluster: Session, run_id: str) -> Iterator[None]:
         yield
 
 
-def waits_at(told: Sequence[Told], rank: int) -> int | None:
+def waits_at(events: Sequence[Told], rank: int) -> int | None:
     """The port at which a rank waits for a debugger, by the last it told; an older start of the run waits no more."""
-    last = next((each.event for each in reversed(told) if each.rank == rank), None)
+    last = next((each.event for each in reversed(events) if each.rank == rank), None)
     return last.port if isinstance(last, WaitingRank) else None
 
 

@@ -221,7 +221,7 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
 
     def fitted(*said: str) -> SettingChange:
-        return resume_run.fitted(cluster, launch, nodes, SettingChange(), step=10, said=said)
+        return resume_run.fitted(cluster, launch, nodes, SettingChange(), step=10, overridden=said)
 
     monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A100", 1))
     (left,) = fitted().files.items()

@@ -163,12 +163,12 @@ def _prepare_generation(
     launch = replace(cluster.launch(run_id, "training.node.adapter.pipeline"), stop_grace_s=STOP_GRACE_S)
     if launch.world_size < 2:
         raise AdapterError("one rank is no more than one card: answers over several need more nodes or cards")
-    there = shlex.quote(str(run_dir))
-    head.shell(f"mkdir -p {there} && cp -rl {shlex.quote(about.learned)} {there}/adapter")
+    folder = shlex.quote(str(run_dir))
+    head.shell(f"mkdir -p {folder} && cp -rl {shlex.quote(about.learned)} {folder}/adapter")
     plan = {"run_id": run_id, "cluster": cluster.name, "of": about.run_id, "step": about.step}
-    asked = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
-    asked["template_args"] = about.template_args
-    files = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(asked) + "\n"}
+    request = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
+    request["template_args"] = about.template_args
+    files = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(request) + "\n"}
     new_run.upload_new_run(head, launch, files)
     return launch
 
@@ -208,12 +208,12 @@ def data_to_measure_on(data: Sequence[str], skip_bad: bool = False) -> Measurabl
     """Files and folders of records. Every record is read: raises DataError before anything is sent."""
     paths = paths_of(data)
     source = paths[0] if len(paths) == 1 else paths
-    found = check(source, skip_bad, CURE)
-    digest = found.sha256[:12]
+    summary = check(source, skip_bad, CURE)
+    digest = summary.sha256[:12]
     place = f"{SENT}{digest}"  # what an earlier evaluation sent lies there still
     place += paths[0].suffix if len(paths) == 1 else ""
     names = ", ".join(path.name or path.resolve().name for path in paths)
-    return Measurable(place, names, file_of(digest), placed(paths, place), skip_bad, found.bad)
+    return Measurable(place, names, file_of(digest), placed(paths, place), skip_bad, summary.bad)
 
 
 def of_pairs(base: Mapping[str, Any]) -> str:
@@ -221,15 +221,15 @@ def of_pairs(base: Mapping[str, Any]) -> str:
     return f", {many(base['pairs'], 'pair')}" if base.get("pairs") else ""
 
 
-def print_evaluation(found: Mapping[str, Any]) -> None:
+def print_evaluation(evaluation: Mapping[str, Any]) -> None:
     """The numbers, and what they were measured on."""
-    base, of = found["base"], measured_on(found)
+    base, of = evaluation["base"], measured_on(evaluation)
     print(
         f"{of or 'validation split'}: {many(base['samples'], 'sample')}{of_pairs(base)}, {base['tokens']} learned "
         f"tokens, {many(base['answers'], 'answer')} compared"
     )
-    text, numbers = trained_on(found)
+    text, numbers = trained_on(evaluation)
     if text:
         print(ENGLISH(text, **numbers))
-    rows = [list(row) for row in scored(found, f"loss on {of}" if of else "held-out loss")]
+    rows = [list(row) for row in scored(evaluation, f"loss on {of}" if of else "held-out loss")]
     console().print(table(["", "base", "tuned"], rows))

@@ -83,18 +83,18 @@ def generate(
             if room.too_big and not across:
                 print(f"{about.model} does not fit one card ({room.words()}): it is spread over all ranks")
             if not (across or room.too_big):
-                found = asking.on_head(cluster.head, about, questions, sampling)
+                answers = asking.on_head(cluster.head, about, questions, sampling)
             elif questions:
-                found = asking.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
+                answers = asking.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
             else:
                 raise AdapterError("a chat needs the model on one card; ask all ranks with --prompt or --prompts")
-        if target and found:
-            target.write_text(asking.json_lines(found), encoding="utf-8")
+        if target and answers:
+            target.write_text(asking.json_lines(answers), encoding="utf-8")
             print(
-                f"{target}: {many(len(found), 'answer')} of base and tuned model, step {about.step} of {about.run_id}"
+                f"{target}: {many(len(answers), 'answer')} of base and tuned model, step {about.step} of {about.run_id}"
             )
         else:
-            asking.print_answers(found)
+            asking.print_answers(answers)
 
 
 @task(
@@ -173,14 +173,14 @@ def merge(
                 "trained beside four bits a weight, merged into the base as it was: answers differ a little", flush=True
             )
         with tuned_model.start(cluster.head, about, "merge", ["--to", target, "--attached"]) as talk:
-            for told in talk.messages():
-                if "merging" in told:
-                    what = f"merging step {about.step} of {about.run_id} into {told['merging']}"
+            for message in talk.messages():
+                if "merging" in message:
+                    what = f"merging step {about.step} of {about.run_id} into {message['merging']}"
                     print(f"{what}: {size_text(size)}", flush=True)
                     continue
-                done = f"already merged, step {about.step}: " if told["already"] else ""
-                files = many(told["files"], "file")
-                print(f"{done}{told['folder']} on {cluster.head.name}: {files}, sealed by SHA256SUMS")
+                done = f"already merged, step {about.step}: " if message["already"] else ""
+                files = many(message["files"], "file")
+                print(f"{done}{message['folder']} on {cluster.head.name}: {files}, sealed by SHA256SUMS")
         if fetch and not cluster.head.here:
             home = tuned_model.home(about.run_id) / "merged"
             print(f"bringing {size_text(size)} home to {home}", flush=True)
@@ -190,10 +190,10 @@ def merge(
         elif cluster.head.here:
             print(tuned_model.use_of_merged(about, target, cluster.head))
         else:
-            there = f"next: transformers and vLLM load it on {cluster.head.name}"
+            hint = f"next: transformers and vLLM load it on {cluster.head.name}"
             again = f" --checkpoint {about.step}" if checkpoint else ""
             again += f" --to {shlex.quote(to)}" if to else ""
-            print(f"{there}; fab merge --run {about.run_id}{again} --fetch downloads it, to train from or publish")
+            print(f"{hint}; fab merge --run {about.run_id}{again} --fetch downloads it, to train from or publish")
 
 
 @task(

@@ -156,8 +156,8 @@ def room_alone(head: Head, about: TunedModel, at_once: bool = False) -> Room:
     """The same for what uses the card, with the base as the run had it; `at_once`: beside a whole tuned model.
     LaunchError where a run uses it: its memory and its time are its own."""
     new_run.refuse_second(head)
-    found = room(head, about.model, *([about.learned] if about.whole and at_once else []))
-    return replace(found, model_bytes=found.model_bytes - about.packing_bytes)
+    unpacked = room(head, about.model, *([about.learned] if about.whole and at_once else []))
+    return replace(unpacked, model_bytes=unpacked.model_bytes - about.packing_bytes)
 
 
 def room(head: Head, *models: str) -> Room:

@@ -71,9 +71,9 @@ class HubModel:
 
     @property
     def source(self) -> Source:
-        said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
-        said += [*notes(self.config, self.template), *self.ends]
-        return Source(self.repo, positions(self.config), self.licence, " ".join(said), pad_token=self.pad_token)
+        remarks = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
+        remarks += [*notes(self.config, self.template), *self.ends]
+        return Source(self.repo, positions(self.config), self.licence, " ".join(remarks), pad_token=self.pad_token)
 
 
 @cache
@@ -95,8 +95,8 @@ def look_up(repo: str, folder: Path) -> HubModel:
         hub = hub_to_read()
         info = hub.told(lambda token: HfApi(hub.address, token).model_info(repo))
         commit = commit_id(info.sha)
-        there = {file_name(sibling.rfilename) for sibling in info.siblings or ()}
-        for name in sorted(there & set(SMALL_FILES)):
+        files = {file_name(sibling.rfilename) for sibling in info.siblings or ()}
+        for name in sorted(files & set(SMALL_FILES)):
             _fetch(hub, repo, commit, name, folder)
     except SilentHubError as error:
         raise RecipeError(f"{repo} cannot be looked up: {error}; {another()}") from error
@@ -139,9 +139,9 @@ def _fetch(hub: Hub, repo: str, commit: str, name: str, folder: Path) -> None:
 
 def _licence(card: Any) -> str:
     """As its page says: the name where it is none of the Hub's own; empty where it says nothing."""
-    said = getattr(card, "license", None)
-    named = getattr(card, "license_name", None) if said == "other" else None
-    return next((one for one in (named, said) if isinstance(one, str) and one and one.isprintable()), "")
+    licence = getattr(card, "license", None)
+    named = getattr(card, "license_name", None) if licence == "other" else None
+    return next((one for one in (named, licence) if isinstance(one, str) and one and one.isprintable()), "")
 
 
 def refuse_untrainable(model: HubModel) -> None:
@@ -218,9 +218,9 @@ def write_shipped(shipped: str, named: str) -> tuple[Path, str]:
 def add(repo: str, named: str) -> tuple[Path, str]:
     """Write the recipe of a model of the Hub under a name that `new_name` gave; gives its file and its text.
     Raises RecipeError and PlanError."""
-    found = derived(repo)
-    text = found.recipe(named)
-    keep_outline(repo, found.model.config, found.shape)
+    derived_model = derived(repo)
+    text = derived_model.recipe(named)
+    keep_outline(repo, derived_model.model.config, derived_model.shape)
     return _written(named, text), text
 
 
@@ -232,7 +232,7 @@ def _written(named: str, text: str) -> Path:
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:
     """In a file beside those that are shipped, a line a model."""
-    kept = added_outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
-    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(kept.items()))
+    entries = added_outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
+    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(entries.items()))
     write_atomically(ADDED, "{\n" + ",\n".join(lines) + "\n}\n")
     outlines.cache_clear()

@@ -58,8 +58,8 @@ def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
     silent = {name: str(answer) for name, answer in answers.items() if isinstance(answer, Exception)}
     sizes = {name: _sizes(answer) for name, answer in answers.items() if isinstance(answer, str)}
     folder = _folder(model)
-    if not (there := {name: found[folder] for name, found in sizes.items() if folder in found}):
-        known = sorted({each for found in sizes.values() for each in found})
+    if not (node_sizes := {name: folders[folder] for name, folders in sizes.items() if folder in folders}):
+        known = sorted({each for folders in sizes.values() for each in folders})
         raise LaunchError(_nowhere(cluster, model, models, known))
     _refuse_used(cluster, models, folder)
     if not force and (users := _trained_from(cluster.head, folder)):
@@ -68,7 +68,7 @@ def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
             f"{folder} is the base model of {', '.join(users[:SHOWN])}{more}, which cannot be asked, merged or resumed "
             "without it; nothing was deleted. Delete those runs first, or say --force"
         )
-    return Deletion(folder, models, there, silent, name_of_folder(cluster.models, folder))
+    return Deletion(folder, models, node_sizes, silent, name_of_folder(cluster.models, folder))
 
 
 def _nowhere(cluster: Session, model: str, models: str, known: Sequence[str]) -> str:

@@ -57,8 +57,8 @@ class ModelRow:
     """On the machines; empty where nobody knows them."""
 
 
-def rows(machines: PlannedMachines | None, there: Mapping[str, Collection[str]] | None) -> Iterator[ModelRow]:
-    """One a recipe; `there` are the folders of models on each node that answered."""
+def rows(machines: PlannedMachines | None, folders_by_node: Mapping[str, Collection[str]] | None) -> Iterator[ModelRow]:
+    """One a recipe; `folders_by_node` are the folders of models on each node that answered."""
     for name in recipe_names():
         recipe = load_recipe(name)
         if (shape := known_shape(recipe.base_model)) is None:
@@ -72,15 +72,17 @@ def rows(machines: PlannedMachines | None, there: Mapping[str, Collection[str]] 
             shape.parameters,
             shape.matmul_parameters if mixture else shape.parameters,
             file_bytes(shape),
-            None if there is None else tuple(node for node, folders in there.items() if recipe.model_dir in folders),
-            len(there or ()),
+            None
+            if folders_by_node is None
+            else tuple(node for node, folders in folders_by_node.items() if recipe.model_dir in folders),
+            len(folders_by_node or ()),
             "" if machines is None else fits(shape, recipe, machines),
         )
 
 
-def without_recipe(there: Mapping[str, Collection[str]]) -> list[str]:
+def without_recipe(folders_by_node: Mapping[str, Collection[str]]) -> list[str]:
     """The folders of models on any node that no recipe is for: fetched by their id."""
-    return sorted(set().union(*there.values()) - {load_recipe(name).model_dir for name in recipe_names()})
+    return sorted(set().union(*folders_by_node.values()) - {load_recipe(name).model_dir for name in recipe_names()})
 
 
 def fits(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> str:
@@ -91,10 +93,10 @@ def fits(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> str:
         tried = least.model_copy(update={"strategy": strategy, "base_precision": precision})
         return Search(shape, tried, machines, free=()).best(strategy).fits
 
-    said, strategy = next(((said, way[0]) for said, *way in FITS if does(*way)), ("no", ""))
+    verdict, strategy = next(((words, way[0]) for words, *way in FITS if does(*way)), ("no", ""))
     gathered = strategy == LEANEST and not does("pipeline", DTYPE)
     spared = gathered and does(SIMPLEST, NF4) and _far_faster(shape, recipe, machines)
-    return f"{said}, {FASTER}" if spared else said
+    return f"{verdict}, {FASTER}" if spared else verdict
 
 
 def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> bool:
@@ -103,9 +105,9 @@ def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) ->
     return four_bits_faster(Search(shape, recipe, machines), taken) is not None
 
 
-def as_json(found: Iterator[ModelRow]) -> str:
+def as_json(rows: Iterator[ModelRow]) -> str:
     """For programs."""
-    return json.dumps([vars(row) for row in found], indent=1)
+    return json.dumps([vars(row) for row in rows], indent=1)
 
 
 def billions(row: ModelRow) -> str:
@@ -121,14 +123,14 @@ def where(row: ModelRow) -> str:
     return {0: "-", row.asked: "yes"}.get(len(row.on), f"{len(row.on)} of {row.asked}")
 
 
-def lines(found: Iterator[ModelRow]) -> list[list[str]]:
+def lines(rows: Iterator[ModelRow]) -> list[list[str]]:
     """As a table has them."""
     return [
         [
             *(row.name, billions(row), size_text(row.download_bytes, 1000), where(row), row.fits or "?"),
             *(row.kind, row.licence, row.base_model),
         ]
-        for row in found
+        for row in rows
     ]
 
 
@@ -143,7 +145,7 @@ def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[s
     not be found out."""
     notes: list[str] = []
     at: PlannedMachines | None = None
-    there: Mapping[str, Collection[str]] | None = None
+    folders_by_node: Mapping[str, Collection[str]] | None = None
     if not here:
         try:
             settings = load_settings()
@@ -155,20 +157,22 @@ def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[s
             notes.append(f"how they fit is not known: {error}")
     try:
         with open_cluster(here) as cluster:
-            there, silent = lying(cluster)
+            folders_by_node, silent = lying(cluster)
             notes += [f"what lies on {name} is not known: {why}" for name, why in silent.items()]
     except (InventoryError, TrainingError) as error:
         notes.append(f"what lies on the nodes is not known: {error}")
-    return at, there or None, notes
+    return at, folders_by_node or None, notes
 
 
 def lying(cluster: Session) -> tuple[dict[str, set[str]], dict[str, str]]:
     """The folders of whole models on each node that answers; why the others do not."""
     folder = shlex.quote(cluster.launch("none", "none").models)
     answers = cluster.ask_all(f"cd {folder} 2>/dev/null && ls */{ORIGIN} 2>/dev/null; true")
-    found = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
-    there = {name: {line.partition("/")[0] for line in answer.splitlines()} for name, answer in found.items()}
-    return there, {name: str(why) for name, why in answers.items() if isinstance(why, Exception)}
+    listings = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+    folders_by_node = {
+        name: {line.partition("/")[0] for line in answer.splitlines()} for name, answer in listings.items()
+    }
+    return folders_by_node, {name: str(why) for name, why in answers.items() if isinstance(why, Exception)}
 
 
 def show(lines: Sequence[Sequence[str]], notes: Sequence[str], here: bool = False) -> None:

@@ -22,14 +22,14 @@ with deferred():
 def list_models(c: Context, here: bool = False, json: bool = False) -> None:
     """List all recipes: model size, nodes that have it, and how it fits."""
     with sentences():
-        at, there, notes = table.asked(here)
-        found = table.rows(at, there)
+        at, folders_by_node, notes = table.asked(here)
+        rows = table.rows(at, folders_by_node)
         if json:
-            say(table.as_json(found))
+            say(table.as_json(rows))
             return
-        if there and (others := table.without_recipe(there)):
+        if folders_by_node and (others := table.without_recipe(folders_by_node)):
             notes.append(f"on {'this machine' if here else 'the nodes'} without a recipe: {', '.join(others)}")
-        table.show(table.lines(found), notes, here)
+        table.show(table.lines(rows), notes, here)
 
 
 @task(

@@ -73,8 +73,8 @@ def prove(
         here_base_model(load_recipe("tiny"), cluster.launch("prove-20260101-000000", ""))
     say("devices, network and strategies on all ranks, in one start")
     launch = _start(cluster, WALK, {"asked.json": json.dumps({"quick": quick}) + "\n"})
-    found, outcomes = _results_of(cluster, launch)
-    made = calibrate(found, launch.run_id, cluster.name, time.time())
+    result, outcomes = _results_of(cluster, launch)
+    made = calibrate(result, launch.run_id, cluster.name, time.time())
     _keep(cluster, launch, outcomes, made)
     if quick:
         return Proof(launch.run_id, outcomes, made)
@@ -114,23 +114,23 @@ def _results_of(cluster: Session, launch: Launch) -> tuple[dict[str, Any], list[
     head, rank = cluster.head, launch.world_size - 1
     seen = silently(head, launch.run_id)
     content = head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT} 2>/dev/null; true")
-    found: dict[str, Any] = bounded_json(content or '{"outcomes": [], "done": false}')
-    outcomes = read(found["outcomes"])
+    result: dict[str, Any] = bounded_json(content or '{"outcomes": [], "done": false}')
+    outcomes = read(result["outcomes"])
     reason = seen.status.reason if seen.status else "no status"
-    if not found["done"]:
-        return found, [*outcomes, failed("the start of all ranks", f"it ended before it had seen all: {reason}")]
+    if not result["done"]:
+        return result, [*outcomes, failed("the start of all ranks", f"it ended before it had seen all: {reason}")]
     broken = (rank, launch.host_of(rank).name)
     memory: tuple[CauseKind, ...] = ("out_of_memory", "out_of_gpu_memory")
-    return found, [*outcomes, named("out of memory on a rank", seen, broken, memory, _ended_after(seen.status))]
+    return result, [*outcomes, named("out of memory on a rank", seen, broken, memory, _ended_after(seen.status))]
 
 
 def _ended_after(status: Any) -> float:
     return (status.ended or status.updated) - status.started if status else 0.0
 
 
-def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) -> Calibration | None:
+def calibrate(result: Mapping[str, Any], run_id: str, cluster: str, at: float) -> Calibration | None:
     """The slowest rank's rates; None where some rank has none, or the cards differ."""
-    rates = found.get("rates") or []
+    rates = result.get("rates") or []
     cards = {each.get("card") for each in rates}
     if not rates or len(cards) != 1 or not all({"matmul_flops", "memory_bytes_per_s"} <= each.keys() for each in rates):
         return None
@@ -139,7 +139,7 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
         known = [each[key] for each in rates if each.get(key)]
         return of(known) if len(known) == len(rates) else None
 
-    comm = found.get("comm") or {"sweep": [], "nodes": []}
+    comm = result.get("comm") or {"sweep": [], "nodes": []}
     link = comm_report.best_busbw(comm, "all_gather") * 1e9
     return Calibration(
         run_id=run_id,
@@ -196,14 +196,14 @@ def loaded(cluster: Session, when: str, say: Callable[[str], None]) -> Outcome:
     all of them at the start."""
     name = f"pipeline, {when} loading of kernels"
     say(name)
-    asked = {"asked.json": json.dumps({"quick": False, "only": "pipeline"}) + "\n"}
-    launch = _start(cluster, WALK, asked, {"CUDA_MODULE_LOADING": when})
+    files = {"asked.json": json.dumps({"quick": False, "only": "pipeline"}) + "\n"}
+    launch = _start(cluster, WALK, files, {"CUDA_MODULE_LOADING": when})
     seen = silently(cluster.head, launch.run_id)
     if seen.state != "finished":
         return failed(name, seen.status.reason if seen.status else "no status")
-    found = bounded_json(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
-    right = all(outcome.state == "pass" for outcome in read(found["outcomes"]) if outcome.name.startswith("pipeline"))
-    words = f"{found['seconds']['strategies']} s of steps, {_ended_after(seen.status):.0f} s from the start to the end"
+    result = bounded_json(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
+    right = all(outcome.state == "pass" for outcome in read(result["outcomes"]) if outcome.name.startswith("pipeline"))
+    words = f"{result['seconds']['strategies']} s of steps, {_ended_after(seen.status):.0f} s from the start to the end"
     return judged(name, right, words)
 
 
@@ -227,8 +227,8 @@ def _start_steps(cluster: Session, recipe: Recipe) -> str:
         data = () if recipe.base_model == BUILT_IN else (str(Path(folder) / "questions.jsonl"),)
         for file in data:
             tiny.write_data(Path(file))
-        given = start_run.training_data(recipe, data, Path(folder))
-        run_id = start_run.start(cluster, recipe, given, datetime.now(UTC), anyway=True)
+        training_data = start_run.training_data(recipe, data, Path(folder))
+        run_id = start_run.start(cluster, recipe, training_data, datetime.now(UTC), anyway=True)
     assert run_id is not None
     return run_id
 
@@ -256,6 +256,6 @@ def _keep(cluster: Session, launch: Launch, outcomes: Sequence[Outcome], made: C
         files[calibration.FILE] = calibration.calibration_text(made)
     new_run.upload(cluster.head, launch, files)
     if made:
-        there = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
-        kept = shlex.quote(calibration.calibration_file(cluster.head.runs))
-        cluster.head.shell(f"cp {there} {kept}.new && mv {kept}.new {kept}")
+        source = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
+        target = shlex.quote(calibration.calibration_file(cluster.head.runs))
+        cluster.head.shell(f"cp {source} {target}.new && mv {target}.new {target}")

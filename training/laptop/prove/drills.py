@@ -75,8 +75,8 @@ class Drill:
         """A run of the tiny model, by the way every run takes."""
         recipe = load_recipe("tiny", {**SETTINGS, "save_every": str(self.every)}).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
-        with start_run.checked_data(recipe) as given:
-            run_id = start_run.start(self.cluster, recipe, given, datetime.now(UTC), anyway=True)
+        with start_run.checked_data(recipe) as training_data:
+            run_id = start_run.start(self.cluster, recipe, training_data, datetime.now(UTC), anyway=True)
         assert run_id is not None
         self.run_id = run_id
 
@@ -147,8 +147,8 @@ class Drill:
             "--to",
             f"{launch.run_dir}/merged",
         ]
-        said = self.head.shell(f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)} 2>/dev/null", AGREE_S)
-        return read(bounded_json(said.strip().splitlines()[-1]))[0]
+        answer = self.head.shell(f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)} 2>/dev/null", AGREE_S)
+        return read(bounded_json(answer.strip().splitlines()[-1]))[0]
 
     def end(self) -> list[Outcome]:
         """No rank of it is left; what keeps it from being ended."""
@@ -193,14 +193,14 @@ class Drill:
             lambda last: last > self.every and 2 <= last % self.every <= self.every // 2, "a step between checkpoints"
         )
 
-    def _wait(self, there: Callable[[int], bool], where: str) -> None:
+    def _wait(self, reached: Callable[[int], bool], where: str) -> None:
         """DrillError where the run ends before, or takes too long."""
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             seen = runs.look(self.head, self.run_id)
             if seen.over:
                 raise DrillError(f"{self.run_id} {seen.state}: {seen.status.reason if seen.status else 'no status'}")
-            if seen.metrics and there(seen.metrics[-1]["step"]):
+            if seen.metrics and reached(seen.metrics[-1]["step"]):
                 return
             time.sleep(0.5)
         raise DrillError(f"{self.run_id} did not come to {where} within {WAIT_S:.0f} s")
@@ -217,9 +217,9 @@ def silently(head: Head, run_id: str) -> RunLook:
     return follow(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.7)
 
 
-def started_pid(told: Sequence[Told], rank: int) -> int:
+def started_pid(events: Sequence[Told], rank: int) -> int:
     """A rank's pid, as it was told at its last start. Raises DrillError."""
-    for each in reversed(told):
+    for each in reversed(events):
         if each.rank == rank and isinstance(each.event, Started):
             return each.event.pid
     raise DrillError(f"rank {rank} never said that it started")

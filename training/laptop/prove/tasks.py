@@ -64,8 +64,8 @@ def _show(proof: Proof, seconds: float) -> None:
         rates += [f"{plain(made.link_bytes_per_s / 1e9)} GB/s between ranks"] if made.link_bytes_per_s else []
         out.print(f"from now on plans go by what was measured: {', '.join(rates)}")
     counts = {state: sum(o.state == state for o in proof.outcomes) for state in colours}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items())
-    out.print(f"{told} in {seconds / 60:.1f} min; {proof.run_id}/prove.json")
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items())
+    out.print(f"{summary} in {seconds / 60:.1f} min; {proof.run_id}/prove.json")
 
 
 namespace = Collection(prove)

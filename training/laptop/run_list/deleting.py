@@ -39,11 +39,11 @@ class RunDeletion:
         return all(_made_here(row) for row in self.rows)
 
 
-def planned(found: Sequence[RunRow], ids: Iterable[str], only: str) -> RunDeletion:
+def planned(rows: Sequence[RunRow], ids: Iterable[str], only: str) -> RunDeletion:
     """What is to go. Raises LaunchError for an id that is none of a run, and for a run that is going on."""
     if only and only not in PLACES:
         raise LaunchError(f"--only {only}: {' and '.join(PLACES)} are possible")
-    known = {row.run_id: row for row in found}
+    known = {row.run_id: row for row in rows}
     if unknown := [run_id for run_id in ids if not is_run_id(run_id) or run_id not in known]:
         raise LaunchError(f"there is no run {', '.join(unknown)}; fab runs lists them")
     chosen = RunDeletion(
@@ -59,11 +59,11 @@ def planned(found: Sequence[RunRow], ids: Iterable[str], only: str) -> RunDeleti
     return chosen
 
 
-def refuse_bases(deletion: RunDeletion, found: Iterable[RunRow], home: Path) -> None:
+def refuse_bases(deletion: RunDeletion, rows: Iterable[RunRow], home: Path) -> None:
     """LaunchError where a run that stays was trained from a model in a folder that goes."""
     going = {row.run_id for row in deletion.of("laptop")}
     needed: dict[Path, list[str]] = {}
-    for row in found:
+    for row in rows:
         copies = [copy for place in PLACES if (copy := getattr(row, place)) and row not in deletion.of(place)]
         needing = [copy for copy in copies if copy.steps or copy.look.alive]
         for base in {copy.base_model for copy in needing if copy.base_model.startswith(FOLDER)}:

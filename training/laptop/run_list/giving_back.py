@@ -71,8 +71,8 @@ class RunsAtRisk:
         """Why some machines should not go, a sentence each."""
         if self.active and not self.hosts:
             yield f"{self.active} is being started, on nodes that are not known yet: wait until it runs"
-        elif there := self.hosts & set(nodes):
-            yield f"{self.active} is running on {', '.join(sorted(there))}: fab stop lets it save first"
+        elif hosts := self.hosts & set(nodes):
+            yield f"{self.active} is running on {', '.join(sorted(hosts))}: fab stop lets it save first"
         if head in nodes and self.unfetched:
             yield self.left_on(head)
 
@@ -97,9 +97,9 @@ class RunsAtRisk:
 def at_stake(head: Head, home: Path) -> RunsAtRisk:
     """What goes with the machines of a head. Raises HeadError."""
     active = runs.running_or_starting(head)
-    there = listing.rows(listing.on_laptop(home), listing.on_head(head))
-    left = tuple((row.run_id, at) for row in there if (at := row.unfetched) is not None and not _is_drill(row.run_id))
-    open_runs = {row.run_id: row for row in there if row.head and _could_go_on(row.run_id, row.head)}
+    rows = listing.rows(listing.on_laptop(home), listing.on_head(head))
+    left = tuple((row.run_id, at) for row in rows if (at := row.unfetched) is not None and not _is_drill(row.run_id))
+    open_runs = {row.run_id: row for row in rows if row.head and _could_go_on(row.run_id, row.head)}
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
         _unfinished(run_id, row.newest, saved.get(run_id, 0.0), _at_home(row))
@@ -112,10 +112,10 @@ def at_stake(head: Head, home: Path) -> RunsAtRisk:
 def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
     """Of runs that began after that, in seconds since 1970, those that had not finished when they were fetched, and
     without what they need to go on: what a disk may still have that nobody can look at."""
-    there = listing.rows(listing.on_laptop(home), {})
+    rows = listing.rows(listing.on_laptop(home), {})
     return tuple(
         _unfinished(row.run_id, row.newest, status.updated, row.newest.steps[-1])
-        for row in there
+        for row in rows
         if row.started >= since and not row.newest.made_here and (status := row.newest.look.status)
         if _could_go_on(row.run_id, row.newest) and not _has_optimizer(home, row.run_id, row.newest.steps[-1])
     )

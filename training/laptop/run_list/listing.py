@@ -78,8 +78,8 @@ class RunRow:
             return _made_here(self.laptop)
         if not self.one_run:
             return "another run of this id"
-        there = f"step {self.laptop.steps[-1]}" if self.laptop.steps else "logs"
-        return there if self.unfetched is None else f"{there}, not step {self.unfetched}"
+        content = f"step {self.laptop.steps[-1]}" if self.laptop.steps else "logs"
+        return content if self.unfetched is None else f"{content}, not step {self.unfetched}"
 
 
 def listed(home: Path, here: bool = False) -> tuple[list[RunRow], str]:
@@ -97,11 +97,11 @@ def listed(home: Path, here: bool = False) -> tuple[list[RunRow], str]:
 
 def rows(laptop: Mapping[str, Copy], head: Mapping[str, Copy]) -> list[RunRow]:
     """The newest first."""
-    found = [RunRow(run_id, laptop.get(run_id), head.get(run_id)) for run_id in {*laptop, *head}]
-    return sorted(found, key=lambda row: (row.started, row.run_id), reverse=True)
+    rows = [RunRow(run_id, laptop.get(run_id), head.get(run_id)) for run_id in {*laptop, *head}]
+    return sorted(rows, key=lambda row: (row.started, row.run_id), reverse=True)
 
 
-def lines(found: Sequence[RunRow]) -> list[list[str]]:
+def lines(rows: Sequence[RunRow]) -> list[list[str]]:
     """As a table has them."""
     return [
         [
@@ -110,7 +110,7 @@ def lines(found: Sequence[RunRow]) -> list[list[str]]:
             *(size(copy.size_bytes if copy else None) for copy in (row.laptop, row.head)),
             *(row.home, row.newest.look.money or NONE),
         ]
-        for row in found
+        for row in rows
     ]
 
 
@@ -128,9 +128,9 @@ def _steps(row: RunRow) -> str:
     return f"{last['step']}/{last['total_steps']}" if last else NONE
 
 
-def as_json(found: Sequence[RunRow]) -> str:
+def as_json(rows: Sequence[RunRow]) -> str:
     """For programs."""
-    return json.dumps([_values(row) for row in found], indent=1)
+    return json.dumps([_values(row) for row in rows], indent=1)
 
 
 def _values(row: RunRow) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _base_model(line: str) -> str:
 
 
 def _copies(looks: Mapping[str, RunLook], details: str, here: frozenset[str] = frozenset()) -> dict[str, Copy]:
-    found = {}
+    copies = {}
     for text in details.split(END):
         run_id, *rest = text.split(PART)
         if run_id in looks and len(rest) == 7:
@@ -232,8 +232,8 @@ def _copies(looks: Mapping[str, RunLook], details: str, here: frozenset[str] = f
             steps = tuple(checkpoint_steps(names.split()))
             wanted = wanted_step(names.split(), best)
             size_bytes = int(figure_in(kib)) * 1024
-            found[run_id] = Copy(
+            copies[run_id] = Copy(
                 *(looks[run_id], size_bytes, claim.strip(), steps, wanted, figure_in(first), run_id in here),
                 *(bool(laid), _base_model(base)),
             )
-    return found
+    return copies

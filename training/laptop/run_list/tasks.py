@@ -27,11 +27,11 @@ with deferred():
 def list_runs(c: Context, json: bool = False, here: bool = False) -> None:
     """List all runs, on the laptop and on the head: progress, copies, cost."""
     with sentences():
-        found, note = listing.listed(run_folder.LOCAL_RUNS, here)
+        rows, note = listing.listed(run_folder.LOCAL_RUNS, here)
         if json:
-            say(listing.as_json(found))
-        elif found:
-            terminal.console().print(terminal.table(listing.HEADER, listing.lines(found), listing.WORDS))
+            say(listing.as_json(rows))
+        elif rows:
+            terminal.console().print(terminal.table(listing.HEADER, listing.lines(rows), listing.WORDS))
         else:
             say("there are no runs")
         if note:
@@ -54,10 +54,10 @@ def delete(
 ) -> None:
     """Delete runs on the laptop and on the nodes; shows what would be lost."""
     with sentences("interrupted; what is left is there whole or in part: fab runs, and the same command again"):
-        found, unasked = listing.listed(run_folder.LOCAL_RUNS, here)
-        going = deleting.planned(found, run, only)
+        rows, unasked = listing.listed(run_folder.LOCAL_RUNS, here)
+        going = deleting.planned(rows, run, only)
         if not force:
-            deleting.refuse_bases(going, found, run_folder.LOCAL_RUNS)
+            deleting.refuse_bases(going, rows, run_folder.LOCAL_RUNS)
         note = [unasked] if unasked and not going.all_made_here else []
         say("\n".join([*note, *deleting.lines(going, head_asked=not (unasked or here))]))
         ids = " ".join(row.run_id for row in going.rows)
