@@ -28,7 +28,7 @@ ROOMS = {
     "training/cost": (816, 9),
     "training/data": (1784, 18),
     "training/data/look": (412, 5),
-    "training/laptop": (4261, 30),
+    "training/laptop": (4270, 31),
     "training/laptop/adapter": (567, 5),
     "training/laptop/models": (399, 6),
     "training/laptop/prove": (376, 4),

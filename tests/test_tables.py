@@ -32,7 +32,7 @@ from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
 from training.data.look.survey import FileSurvey, Survey
 from training.data.look.watch import lengths_of
-from training.laptop import data_view, plan_options, plan_view, rent_view, status
+from training.laptop import data_view, plan_options, plan_view, rent_options, rent_view, status
 from training.laptop.adapter import ask
 from training.laptop.follow import RunLook
 from training.laptop.models import table as models
@@ -209,7 +209,7 @@ CASES = {
     "training/laptop/rent_view.py print_choices": lambda folder, _: all_plans(
         folder,
         lambda settings: rent_view.print_choices(
-            rent_view.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish())
+            rent_options.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish())
         ),
     ),
     "training/laptop/run_list/tasks.py list_runs": lambda _, patch: a_listed_run(patch),

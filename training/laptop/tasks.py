@@ -31,6 +31,7 @@ with deferred():
         plan_options,
         plan_view,
         preparing,
+        rent_options,
         rent_view,
         rental,
         resume_run,
@@ -234,10 +235,10 @@ def plan(
         files, settings = tuple(data or ()), tuple(set or ())
         wish = plan_options.PlanWish(files, nodes, there_h, card, rate, price, settings, skip_bad)
         if rent:
-            choices = rent_view.rent_choices(cluster_toml.load_settings(), recipe, wish)
+            choices = rent_options.rent_choices(cluster_toml.load_settings(), recipe, wish)
             (rent_view.print_choices_json if json else rent_view.print_choices)(choices)
             if take:
-                rent_view.take(choices, take, sys.stderr if json else None)
+                rent_options.take(choices, take, sys.stderr if json else None)
             return
         question = plan_options.plan_question(cluster_toml.load_settings(), recipe, wish)
         if not (plan_view.print_plan_json if json else plan_view.print_plan)(question):

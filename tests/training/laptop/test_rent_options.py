@@ -22,7 +22,7 @@ from tests.support.paper_cluster import PaperCluster
 from tests.training.plan.test_measured import RUN
 from training.cost.memory import SPARE
 from training.cost.shape import PlanError
-from training.laptop import rent_view
+from training.laptop import rent_options, rent_view
 from training.laptop.plan_options import PlanWish
 from training.models.names import load_recipe
 from training.plan.calibration import measured_text
@@ -56,7 +56,7 @@ def settings_of(**table):
 
 
 def looked(recipe=PLAIN, wish=None, **table):
-    return rent_view.rent_choices(settings_of(**table), recipe, wish or PlanWish())
+    return rent_options.rent_choices(settings_of(**table), recipe, wish or PlanWish())
 
 
 def named(choices):
@@ -137,7 +137,7 @@ def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_che
     (tmp_path / "key").write_text("")
     first, second = NODE.format(k=1).replace("11.73", "20"), NODE.format(k=2).replace("11.73", "2")
     (toml := tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path) + first + second)
-    choices = rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
+    choices = rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
     assert {way.offered.nodes: way.offered.machines.price_h for way in choices.ways} == {1: 20, 2: 22}
     rent_view.print_choices(choices)
     said = capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path
         LISTED.replace("line_rate_gbps = 16\n", "").format(folder=tmp_path) + NODE.format(k=1) + NODE.format(k=2)
     )
     (toml := tmp_path / "cluster.toml").write_text(measured_text)
-    choices = rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish())
+    choices = rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish())
     assert named(choices) == [("listed", 2)]
     rent_view.print_choices(choices)
     said = capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path
 def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
     rows = looked(load_recipe("qwen2.5-3b"), PlanWish(card="A10")).rows
     least = min(way.money for way in rows)
-    found = rent_view.best(rows, "cheapest")
+    found = rent_options.best(rows, "cheapest")
     assert found.money <= 1.03 * least
     assert all(way.seconds >= found.seconds for way in rows if way.money <= 1.03 * least)
     alike = [way for way in rows if way.money <= 1.03 * least]
@@ -187,7 +187,7 @@ def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(c
     need = int(note.removeprefix(said))
     assert 150 <= need <= 200
     with pytest.raises(PlanError, match=r"^--take 1: its files need 135.4 GiB .*; set it, since prices are with"):
-        rent_view.take(choices, "1")
+        rent_options.take(choices, "1")
     assert not any("data disk" in line for line in looked(large, data_disk_gib=need).notes)
     assert SPARE == RESERVE_BYTES
 
@@ -288,7 +288,7 @@ def local(tmp_path, monkeypatch):
 
 
 def chosen(local, model="qwen2.5-14b", **wish):
-    return rent_view.rent_choices(local.settings, load_recipe(model), PlanWish(**wish))
+    return rent_options.rent_choices(local.settings, load_recipe(model), PlanWish(**wish))
 
 
 def stocked(local, *types):
@@ -310,18 +310,18 @@ def test_listed_types_that_compute_on_cpus_are_shown_without_times(local, capsys
     (way,) = [way for way in choices.rows if way.offered.in_stock]
     assert (way.offered.type_name, way.offered.nodes, way.seconds) == ("ecs.local.small", 1, None)
     rent_view.print_choices(choices)
-    assert "cheapest\n" not in capsys.readouterr().out and rent_view.best(choices.rows, "cheapest") is None
-    rent_view.take(choices, str(1 + choices.rows.index(way)))
+    assert "cheapest\n" not in capsys.readouterr().out and rent_options.best(choices.rows, "cheapest") is None
+    rent_options.take(choices, str(1 + choices.rows.index(way)))
     own = load_settings(local.toml).rental
     assert (own.types, own.nodes) == (("ecs.local.small",), 1)
     with pytest.raises(PlanError, match=r"--take fastest: nobody knows how fast they are"):
-        rent_view.take(choices, "fastest")
+        rent_options.take(choices, "fastest")
 
 
 def test_what_is_taken_stands_in_cluster_toml_and_is_what_fab_up_then_wants(local, capsys):
     stocked(local, "ecs.gn7e-c16g1.4xlarge", "ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
     choices = chosen(local)
-    rent_view.take(choices, "cheapest")
+    rent_options.take(choices, "cheapest")
     said = capsys.readouterr().out
     assert f'{local.toml}: types = ["ecs.gn7e-c16g1.4xlarge"] (was ["ecs.gn7i-c8g1.2xlarge"])' in said
     assert "nodes = 1 (was 4)" in said and said.endswith("next: fab up --dry\n")
@@ -330,13 +330,13 @@ def test_what_is_taken_stands_in_cluster_toml_and_is_what_fab_up_then_wants(loca
     assert tomllib.loads(measured_text)["aliyun"]["types"] == ["ecs.gn7e-c16g1.4xlarge"]
     local.settings = load_settings(local.toml)
     assert local.plan(1).quotes[0].offer.instance_type == "ecs.gn7e-c16g1.4xlarge"
-    rent_view.take(choices, "1")
+    rent_options.take(choices, "1")
     assert "already" in capsys.readouterr().out and local.toml.read_text() == measured_text
 
 
 def test_a_taken_type_brings_the_larger_ones_in_stock_with_the_same_card(local):
     stocked(local, "ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
-    rent_view.take(chosen(local, "qwen2.5-7b"), "cheapest")
+    rent_options.take(chosen(local, "qwen2.5-7b"), "cheapest")
     assert load_settings(local.toml).rental.types == ("ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
 
 
@@ -353,7 +353,7 @@ def test_a_taken_type_brings_the_larger_ones_in_stock_with_the_same_card(local):
 def test_what_cannot_be_taken_is_refused_and_nothing_is_written(local, which, said):
     before = local.toml.read_text()
     with pytest.raises(PlanError, match=said):
-        rent_view.take(chosen(local), which)
+        rent_options.take(chosen(local), which)
     assert local.toml.read_text() == before
 
 
@@ -365,7 +365,7 @@ def test_a_budget_that_would_not_bear_it_keeps_the_file_as_it_is(local):
     )
     before = local.toml.read_text()
     with pytest.raises(SettingsError, match=r"aliyun\.budget: \d+ machines for 4 h at up to 20.00 an hour may cost"):
-        rent_view.take(chosen(local), "fastest")
+        rent_options.take(chosen(local), "fastest")
     assert local.toml.read_text() == before
 
 
@@ -386,19 +386,19 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     toml = tmp_path / "cluster.toml"
     toml.write_text(LISTED.format(folder=tmp_path) + "".join(NODE.format(k=k) for k in (1, 2, 3, 4)))
     settings = load_settings(toml)
-    choices = rent_view.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
+    choices = rent_options.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
     assert named(choices) == [("listed", 1), ("listed", 2), ("listed", 4)]
     rent_view.print_choices(choices)
     said = capsys.readouterr().out
     assert "4 x listed" in said and "more machines of one type save time, never money" in said
     assert "CNY a million tokens" in said and "reclaimed" not in said
     with pytest.raises(PlanError, match=r"--take cheapest: the machines are listed, there is nothing to rent$"):
-        rent_view.take(choices, "cheapest")
+        rent_options.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
-        rent_view.rent_choices(settings, load_recipe("qwen2.5-7b"), PlanWish(card="A10", nodes=5))
+        rent_options.rent_choices(settings, load_recipe("qwen2.5-7b"), PlanWish(card="A10", nodes=5))
     toml.write_text(toml.read_text().replace('card = "A10"\n', ""))
     with pytest.raises(LaunchError, match=r"nothing says which cards te1 has.*--model qwen2.5-7b --card A10"):
-        rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-7b"), PlanWish())
+        rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-7b"), PlanWish())
     with pytest.raises(PlanError, match=r"^--price-per-hour is for listed machines"):
         looked(wish=PlanWish(price_per_hour=3.0))
 
@@ -411,7 +411,7 @@ def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypa
         LISTED.format(folder=tmp_path) + "".join(node.format(k=k) for k in (1, 2, 3))
     )
     rent_view.print_choices(
-        rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(card="A10"))
+        rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(card="A10"))
     )
     said = " ".join(capsys.readouterr().out.split())
     assert "3 x listed (A10) take fewer machine-hours than 2 of them" in said and "cheaper than" not in said
