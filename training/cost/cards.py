@@ -89,8 +89,8 @@ def card_bytes(card: str) -> float | None:
     rates = rates_of(card)
     usual = rates.memory_mib * 2**20 if rates else None
     if match := re.search(r"\b(\d+) ?GB\b", card):
-        said = int(match[1]) * 2**30
-        return said if usual is None or abs(said / usual - 1) >= SAME_MEMORY else usual
+        size = int(match[1]) * 2**30
+        return size if usual is None or abs(size / usual - 1) >= SAME_MEMORY else usual
     return usual
 
 
@@ -141,8 +141,8 @@ def card_named(text: str) -> str | None:
         return kind
     if match := _MEMORY.fullmatch(text):
         kind = _EXACT.get(_compact(match["kind"])) or match["kind"]
-        if said := _with_memory(kind, int(match["gb"]), bool(match["unit"])):
-            return said
+        if card := _with_memory(kind, int(match["gb"]), bool(match["unit"])):
+            return card
     return text if card_bytes(text) is not None else None
 
 

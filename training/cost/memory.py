@@ -147,8 +147,8 @@ def folded_bytes(shape: ModelShape, recipe: Recipe, checkpointed: int) -> float:
     if not recipe.adapts_experts:
         return 0.0
     sizes = [shape.kinds[kind].experts for kind in shape.order]
-    first, kept = max(sizes[:checkpointed], default=0), sum(sizes[checkpointed:])
-    return float(WIDTH[recipe.dtype] * (max(first, kept) + max(sizes)))
+    first, saved = max(sizes[:checkpointed], default=0), sum(sizes[checkpointed:])
+    return float(WIDTH[recipe.dtype] * (max(first, saved) + max(sizes)))
 
 
 def trained_bytes(trained: int, recipe: Recipe, shares: Shares, in_place: bool = False) -> float:
@@ -228,14 +228,14 @@ def layer_activations(shape: ModelShape, recipe: Recipe) -> LayerActivations:
     """Of the largest layer: 17h + 8i kept in 16 bits."""
     layer, hidden = shape.largest, shape.hidden
     intermediate = max(one.intermediate for one in shape.kinds)
-    kept, working = 17.0 * hidden + 8 * intermediate, 25.0 * hidden + 14 * intermediate
+    saved, working = 17.0 * hidden + 8 * intermediate, 25.0 * hidden + 14 * intermediate
     if recipe.tuning == "lora":
         extra = DROPOUT if recipe.lora.dropout else 1.0
         # DoRA keeps what the base and what the adapter gave, at every target
         outputs = sum(outputs for _, outputs in layer.targets(recipe.lora).values()) if recipe.lora.dora else 0
-        kept, working = kept * extra + 4 * outputs, working * extra + 4 * outputs
+        saved, working = saved * extra + 4 * outputs, working * extra + 4 * outputs
     wide = WIDTH[recipe.dtype] / 2
-    return LayerActivations(2 * hidden * wide, kept * wide, working * wide)
+    return LayerActivations(2 * hidden * wide, saved * wide, working * wide)
 
 
 # What a trained parameter weighs in a checkpoint.

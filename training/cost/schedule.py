@@ -39,11 +39,11 @@ def even(layers: int, stages: int) -> tuple[int, ...]:
 
 def first_so_many(checkpointed: int, layers: Sequence[int]) -> tuple[int, ...]:
     """Of each stage, of the model's first `checkpointed` layers."""
-    found, left = [], checkpointed
+    counts, left = [], checkpointed
     for each in layers:
-        found.append(min(left, each))
-        left -= found[-1]
-    return tuple(found)
+        counts.append(min(left, each))
+        left -= counts[-1]
+    return tuple(counts)
 
 
 def fillings(
@@ -54,14 +54,14 @@ def fillings(
 ) -> list[Filling]:
     """What a stage can hold: of one layer, of two and so on, each with the fewest checkpointed layers that fit.
     `allowed` names the numbers of these that there may be, least first; `fits` and `seconds` take both numbers."""
-    found: list[Filling] = []
+    feasible: list[Filling] = []
     for count in range(1, layers + 1):
-        least = found[-1].checkpointed if found else 0  # with fewer the stage did not even hold a layer less
+        least = feasible[-1].checkpointed if feasible else 0  # with fewer the stage did not even hold a layer less
         again = next((each for each in allowed(count) if each >= least and fits(count, each)), None)
         if again is None:
             break
-        found.append(Filling(count, again, seconds(count, again)))
-    return found
+        feasible.append(Filling(count, again, seconds(count, again)))
+    return feasible
 
 
 def shared_out(layers: int, stages: Sequence[Sequence[Filling]]) -> list[Filling] | None:
@@ -110,10 +110,10 @@ def order(micro_steps: int, held: int) -> list[tuple[bool, int]]:
     """What a stage computes one after another, as (forward, micro-batch): forwards until it holds `held` of them, then
     a backward after each forward, then the backwards that are left. Stages - stage held is 1F1B, arXiv 2104.04473."""
     warm = min(micro_steps, held - 1)
-    found = [(True, number) for number in range(warm)]
+    passes = [(True, number) for number in range(warm)]
     for number in range(micro_steps - warm):
-        found += [(True, warm + number), (False, number)]
-    return found + [(False, number) for number in range(micro_steps - warm, micro_steps)]
+        passes += [(True, warm + number), (False, number)]
+    return passes + [(False, number) for number in range(micro_steps - warm, micro_steps)]
 
 
 @dataclass

@@ -108,10 +108,10 @@ class Answers:
                 self._habits[kind] = self._tried(record)
             except BadRecord as error:
                 self._habits[kind] = str(error)
-        found = self._habits[kind]
-        if isinstance(found, str):
-            raise BadRecord(found)
-        return found
+        habits = self._habits[kind]
+        if isinstance(habits, str):
+            raise BadRecord(habits)
+        return habits
 
     def _tried(self, record: Record) -> Habits:
         made, tools, parts = probe.probed(record.turns, record.tools)
@@ -124,12 +124,12 @@ class Answers:
         for place in record.not_learned:
             _refuse_dropped(_of_turn(parts, place), self.chat.text(turns[: place + 1], tools))
         places = _learned(record)
-        found = self.chat.stretches(turns, tools, places, frozenset())
-        alone = frozenset(one.place for one in found if not _holds_all(one, parts))
+        stretches = self.chat.stretches(turns, tools, places, frozenset())
+        alone = frozenset(one.place for one in stretches if not _holds_all(one, parts))
         if self.chat.facts.has_generation and alone:
-            found = self.chat.stretches(turns, tools, places, alone)
-        endings = {one.place: self._ending(one, parts) for one in found}
-        for one in found:
+            stretches = self.chat.stretches(turns, tools, places, alone)
+        endings = {one.place: self._ending(one, parts) for one in stretches}
+        for one in stretches:
             held = one.text[one.start : endings[one.place].within(one)]
             if any(part.word in held for part in parts if part.turn - 1 != one.place):
                 raise _cannot_tell(one.place)

@@ -70,14 +70,14 @@ def content_hash(source: Path, tokenizer: Any, recipe: Recipe) -> str:
 def pad_id(tokenizer: Any, recipe: Recipe) -> int:
     """The token that fills up, by the recipe or the tokenizer; its own end of text where it has none."""
     if recipe.pad_token is not None:
-        found = tokenizer.get_vocab().get(recipe.pad_token)
-        if found is None:
+        token_id = tokenizer.get_vocab().get(recipe.pad_token)
+        if token_id is None:
             raise DataError(f"pad_token {recipe.pad_token!r} is no token of {recipe.model_dir}")
-        return int(found)
-    found = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    if found is None:
+        return int(token_id)
+    token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if token_id is None:
         raise DataError(f"the tokenizer of {recipe.model_dir} has no pad and no end-of-text token; set pad_token")
-    return int(found)
+    return int(token_id)
 
 
 class Waiting(NamedTuple):
@@ -142,8 +142,8 @@ class Build:
                 continue
             part = VALIDATION if number in validation else TRAIN
             sides = (record, *([record.rejected] if record.rejected else []))
-            found = {mark for side in sides for mark in self.encoder.marks(side)}
-            self.marked, self.marks = self.marked + bool(found), self.marks | found
+            marks = {mark for side in sides for mark in self.encoder.marks(side)}
+            self.marked, self.marks = self.marked + bool(marks), self.marks | marks
             self.watch.read(where, record, part == VALIDATION)
             yield Waiting(where, part, rendered)
 
@@ -172,8 +172,8 @@ class Build:
         name, fraction = called(source), self.recipe.validation.fraction
         if part == VALIDATION and not writer.records:
             why = "there is 1 alone" if self.watch.expected < 2 else "those held out are bad"
-            said = f"validation.fraction {fraction:g} leaves no record for validation, as {why}"
-            return f"{name}: {said}; --set validation.fraction=0 keeps none out"
+            reason = f"validation.fraction {fraction:g} leaves no record for validation, as {why}"
+            return f"{name}: {reason}; --set validation.fraction=0 keeps none out"
         if not writer.records and any(other.records for other in self._writers.values()):
             return f"{name}: validation.fraction {fraction:g} leaves no record to train on; use a smaller one"
         if not writer.records:
@@ -217,9 +217,9 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     fresh = half_made(entry)
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        found = survey(source, _quiet)
-        Build(encoder, recipe, fresh, bad, DataStatistics(found.records, 0, _quiet)).run(source, content)
-        (fresh / LOOK).write_text(surveyed(found, bad.skip).text() + "\n", encoding="utf-8")
+        data_survey = survey(source, _quiet)
+        Build(encoder, recipe, fresh, bad, DataStatistics(data_survey.records, 0, _quiet)).run(source, content)
+        (fresh / LOOK).write_text(surveyed(data_survey, bad.skip).text() + "\n", encoding="utf-8")
         try:
             fresh.rename(entry)
         except OSError:  # another process has made the same meanwhile

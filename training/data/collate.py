@@ -35,12 +35,12 @@ class Batch:
 def collate(rows: Sequence[Sequence[Sample]], pad_id: int, batching: str, pairs: bool = False) -> Batch:
     """All samples of `rows` as one batch, of `pairs` each two of them. No samples at all give a batch of weight
     zero."""
-    given = list(chain.from_iterable(rows))
-    if pairs and given and batching != "padded":
-        return _sharing(given)
-    samples = given or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
+    row_samples = list(chain.from_iterable(rows))
+    if pairs and row_samples and batching != "padded":
+        return _sharing(row_samples)
+    samples = row_samples or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
     batch = _padded(samples, pad_id) if batching == "padded" else _joined(samples)
-    return replace(batch, answers=tuple(sample.learned for sample in given)) if pairs else batch
+    return replace(batch, answers=tuple(sample.learned for sample in row_samples)) if pairs else batch
 
 
 def _targets(sample: Sample) -> torch.Tensor:

@@ -103,7 +103,7 @@ class Encoder:
             return []
         texts = [one.text for one in rendered]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        found = []
+        samples = []
         for one, tokens, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             ids, labels = tokens, _labels(tokens, offsets, one.spans)
             if one.plain:
@@ -111,14 +111,14 @@ class Encoder:
                 end = [] if tokens[-1:] == self._end else self._end
                 ids, labels = [*begin, *tokens, *end], [*([IGNORED] * len(begin)), *labels, *end]
             cut = Sample(array("i", ids[: self.max_length]), array("i", labels[: self.max_length]))
-            found.append((cut, max(0, len(ids) - self.max_length)))
-        return found
+            samples.append((cut, max(0, len(ids) - self.max_length)))
+        return samples
 
 
 def _without_end(turn: Turn, ends: Sequence[str]) -> Turn:
-    said = turn["content"].rstrip()
-    end = next((end for end in ends if turn["role"] == "assistant" and said.endswith(end) and said != end), "")
-    return {**turn, "content": said.removesuffix(end)} if end else turn
+    content = turn["content"].rstrip()
+    end = next((end for end in ends if turn["role"] == "assistant" and content.endswith(end) and content != end), "")
+    return {**turn, "content": content.removesuffix(end)} if end else turn
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:

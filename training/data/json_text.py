@@ -39,12 +39,12 @@ def refuse_constant(name: str) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; of two equal keys JSON would silently keep the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice!r} stands twice in one object")
-    return found
+    return unique
 
 
 DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_unique)

@@ -37,15 +37,15 @@ def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[l
         _rewritten(turn, lambda what, number=number: fresh(number, what))  # type: ignore[misc]
         for number, turn in enumerate(turns, start=1)
     ]
-    given: list[Any] = []
+    fresh_tools: list[Any] = []
     if tools:
         function = {
             "name": fresh(0, ""),
             "description": fresh(0, ""),
             "parameters": {"type": "object", "properties": {}},
         }
-        given = [{"type": "function", "function": function} if "function" in tools[0] else function]
-    return made, given, parts
+        fresh_tools = [{"type": "function", "function": function} if "function" in tools[0] else function]
+    return made, fresh_tools, parts
 
 
 def made_up(turn: Turn) -> tuple[Turn, Turn]:
@@ -74,13 +74,13 @@ def _pattern(text: str) -> Hashable:
 
 
 def _rewritten(turn: Turn, fresh: Fresh) -> Turn:
-    found = {**turn, "content": _reworded(turn["content"], fresh, "the content")}
+    rewritten = {**turn, "content": _reworded(turn["content"], fresh, "the content")}
     for key in THOUGHT_KEYS:
         if key in turn:
-            found[key] = _reworded(turn[key], fresh, f"the {key}")
+            rewritten[key] = _reworded(turn[key], fresh, f"the {key}")
     if "tool_calls" in turn:
-        found["tool_calls"] = [_recalled(call, fresh) for call in turn["tool_calls"]]
-    return found
+        rewritten["tool_calls"] = [_recalled(call, fresh) for call in turn["tool_calls"]]
+    return rewritten
 
 
 def _reworded(text: str, fresh: Fresh, what: str) -> str:

@@ -62,10 +62,10 @@ def _conversation(at: str, value: Any) -> Messages:
     try:
         if isinstance(value, BadRecord):
             raise value
-        asked = value.get("messages", value.get("prompt")) if isinstance(value, dict) else None
-        if asked is None:
+        messages = value.get("messages", value.get("prompt")) if isinstance(value, dict) else None
+        if messages is None:
             raise BadRecord("an object with prompt or messages is expected")
-        turns = turns_of([{"role": "user", "content": asked}] if isinstance(asked, str) else asked, "messages")
+        turns = turns_of([{"role": "user", "content": messages}] if isinstance(messages, str) else messages, "messages")
     except BadRecord as error:
         raise AdapterError(f"{at}: {error}; a line is as in {EXAMPLE}") from error
     if turns[-1]["role"] == "assistant":

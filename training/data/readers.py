@@ -108,11 +108,11 @@ def data_files(source: Source) -> list[Path]:
     """The files to read, in order. DataError where there is none, one of no known kind, or one of several twice."""
     if not isinstance(source, tuple):
         return _files_in(source)
-    found = [file for each in source for file in _files_in(each)]
-    places = Counter(file.resolve() for file in found)
-    if twice := next((file for file in found if places[file.resolve()] > 1), None):
+    files = [file for each in source for file in _files_in(each)]
+    places = Counter(file.resolve() for file in files)
+    if twice := next((file for file in files if places[file.resolve()] > 1), None):
         raise DataError(f"{twice} is given twice: say it once")
-    return found
+    return files
 
 
 def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
@@ -130,10 +130,10 @@ def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
 def _files_in(path: Path) -> list[Path]:
     if path.is_dir():
         split = path / "train" if (path / OF_SPLITS).is_file() else path
-        found = [file for file in _visible(split) if file.suffix.lower() in SUFFIXES and file.name not in NO_DATA]
-        if not found:
+        files = [file for file in _visible(split) if file.suffix.lower() in SUFFIXES and file.name not in NO_DATA]
+        if not files:
             raise DataError(f"{path}: no {_kinds()} file in this folder")
-        return found
+        return files
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
@@ -155,8 +155,8 @@ def ignored_files_note(source: Source) -> str:
     read = {file: words_in(str(file.relative_to(folder))) for folder in folders for file in _files_in(folder)}
     aside = [str(file.relative_to(folder)) for folder in folders for file in _visible(folder) if file not in read]
     splits = [file.name for file, words in read.items() if words & SPLITS] if _has_train(read.values()) else []
-    told = {"ignored": aside, "learned too, although their names are those of held-out data": splits}
-    return "; ".join(f"{what}: {_some(names)}" for what, names in told.items() if names)
+    notes = {"ignored": aside, "learned too, although their names are those of held-out data": splits}
+    return "; ".join(f"{what}: {_some(names)}" for what, names in notes.items() if names)
 
 
 def _has_train(names: Iterable[set[str]]) -> bool:

@@ -86,29 +86,29 @@ def recognised(record: Any) -> Record:
     if not isinstance(record, dict):
         raise BadRecord(f"an object is expected, found {kind_of(record)}")
     try:
-        refuse_unsound(given := _normal(record), "")
-        found = _shaped(given)
+        refuse_unsound(normalised := _normal(record), "")
+        shaped = _shaped(normalised)
     except RecursionError:
         raise BadRecord("nested too deeply") from None
-    return replace(found, ignored=frozenset(given) - READ[found.shape] - {*ARGS_KEYS, *OF_WHOLE})
+    return replace(shaped, ignored=frozenset(normalised) - READ[shaped.shape] - {*ARGS_KEYS, *OF_WHOLE})
 
 
 def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record of any file in one form: what stands in it as JSON text is the value, what is null is absent. BadRecord
     for what is no text, and for what decides about a whole record and would not be kept to."""
-    given: dict[str, Any] = cleaned(record)
+    normalised: dict[str, Any] = cleaned(record)
     for key in IN_JSON:
-        if isinstance(text := given.get(key), str) and text.lstrip()[:1] in ("[", "{"):
-            given[key] = _turns_in(text, key)
-    if found := [name for name in MEDIA if given.get(name)]:
-        raise media("it", found)
-    for key in OF_WHOLE & given.keys():
-        if given[key] != 1:
-            raise BadRecord(f"it has the {key} {given[key]!r}, which is not supported on a whole record")
-    for key in KTO if given.keys() & ANSWERS else ():
-        if str(given.get(key)).lower() in ("true", "false"):  # 0 and 1 may be a class, which decides nothing
-            raise BadRecord(f"it has the {key} {given[key]!r}, and KTO labels are not supported")
-    return given
+        if isinstance(text := normalised.get(key), str) and text.lstrip()[:1] in ("[", "{"):
+            normalised[key] = _turns_in(text, key)
+    if kinds := [name for name in MEDIA if normalised.get(name)]:
+        raise media("it", kinds)
+    for key in OF_WHOLE & normalised.keys():
+        if normalised[key] != 1:
+            raise BadRecord(f"it has the {key} {normalised[key]!r}, which is not supported on a whole record")
+    for key in KTO if normalised.keys() & ANSWERS else ():
+        if str(normalised.get(key)).lower() in ("true", "false"):  # 0 and 1 may be a class, which decides nothing
+            raise BadRecord(f"it has the {key} {normalised[key]!r}, and KTO labels are not supported")
+    return normalised
 
 
 def _turns_in(text: str, key: str) -> Any:
@@ -127,7 +127,7 @@ def _turns_in(text: str, key: str) -> Any:
 def _is_turn(value: Any) -> bool:
     """Whether it speaks in a role that is known: other JSON may have these keys too."""
     keyed = isinstance(value, dict) and ({"role", "content"} <= value.keys() or {"from", "value"} <= value.keys())
-    return keyed and isinstance(said := speaker(value), str) and said in CALLED
+    return keyed and isinstance(speaker_name := speaker(value), str) and speaker_name in CALLED
 
 
 def _shaped(record: Mapping[str, Any]) -> Record:
@@ -145,7 +145,7 @@ def _shaped(record: Mapping[str, Any]) -> Record:
     if "text" in keys:
         return Record("text", completion=worded(record["text"], "text"))
     if half := next((shape for shape in SHAPES if set(shape) & keys), ()):
-        has, lacks = ([key for key in half if (key in keys) is there] for there in (True, False))
+        has, lacks = ([key for key in half if (key in keys) is present] for present in (True, False))
         raise BadRecord(f"{' and '.join(has)} without {' and '.join(lacks)}, which is missing or empty")
     raise BadRecord(f"none of {known_shapes()}; keys: {', '.join(map(str, record)) or 'none'}")
 
@@ -161,16 +161,16 @@ def _alpaca(record: Mapping[str, Any]) -> Record:
     plain = not turns and not record.get("system")
     output = worded(record["output"], "output")
     turns += _exchange(worded(question, "instruction"), output)
-    found = _checked("alpaca", turns, record)
-    return replace(found, prompt=f"{question}\n", completion=output) if plain else found
+    conversation = _checked("alpaca", turns, record)
+    return replace(conversation, prompt=f"{question}\n", completion=output) if plain else conversation
 
 
 def _prompt_completion(record: Mapping[str, Any]) -> Record:
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         turns = _exchange(worded(prompt, "prompt"), worded(completion, "completion"))
-        found = _checked("prompt/completion", turns, record)
-        return found if record.get("system") else replace(found, prompt=prompt, completion=completion)
+        conversation = _checked("prompt/completion", turns, record)
+        return conversation if record.get("system") else replace(conversation, prompt=prompt, completion=completion)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise BadRecord(
             f"prompt and completion must both be text or both be lists of turns, found {kind_of(prompt)} and "
@@ -183,27 +183,29 @@ def _exchange(question: str, answer: str) -> list[Turn]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _checked(shape: Shape, said: Sequence[Turn], record: Mapping[str, Any], prompt: Sequence[Turn] = ()) -> Record:
+def _checked(
+    shape: Shape, completion: Sequence[Turn], record: Mapping[str, Any], prompt: Sequence[Turn] = ()
+) -> Record:
     """A conversation that makes sense, of which the `prompt` is context only; whether a template shows it as it is, is
     asked of the template."""
     system = [{"role": "system", "content": text_of(record["system"], "system")}] if record.get("system") else []
-    turns = [*system, *prompt, *said]
-    asked = len(turns) - len(said)
+    turns = [*system, *prompt, *completion]
+    prompt_length = len(turns) - len(completion)
     called = False
     for place, turn in enumerate(turns, start=1):
         if turn["role"] == "tool" and not called:
             raise BadRecord(f"turn {place} answers a tool call, but none was made before it")
         called = bool(turn.get("tool_calls")) or (called and turn["role"] == "tool")
-    if not any(turn["role"] == "assistant" for turn in said):
+    if not any(turn["role"] == "assistant" for turn in completion):
         raise BadRecord("no assistant turn, so nothing to learn")
     if not any(turn["role"] == "user" for turn in turns):
         raise BadRecord("no user turn, so there is nothing to answer")
-    if not any(map(_speaks, said)):
+    if not any(map(_speaks, completion)):
         raise BadRecord("every assistant turn is empty")
     context = frozenset(
         place
         for place, turn in enumerate(turns)
-        if turn["role"] == "assistant" and (place < asked or turn.get("weight", 1) == 0 or not _speaks(turn))
+        if turn["role"] == "assistant" and (place < prompt_length or turn.get("weight", 1) == 0 or not _speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
     weighed = any(turn.get("weight") == 0 and turn["role"] == "assistant" for turn in turns)
@@ -213,8 +215,8 @@ def _checked(shape: Shape, said: Sequence[Turn], record: Mapping[str, Any], prom
 
 def _speaks(turn: Turn) -> bool:
     """Whether there is more to learn from it than to end a turn at once."""
-    said = THOUGHT_MARK.sub("", turn["content"] + turn.get("reasoning_content", ""))
-    return turn["role"] == "assistant" and bool(said.strip() or turn.get("tool_calls"))
+    words = THOUGHT_MARK.sub("", turn["content"] + turn.get("reasoning_content", ""))
+    return turn["role"] == "assistant" and bool(words.strip() or turn.get("tool_calls"))
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:
@@ -229,10 +231,10 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
 
 def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the record gives the chat template. Raises BadRecord."""
-    given = {key: record[key] for key in ARGS_KEYS if record.get(key) is not None}
-    if len(given) > 1:
-        raise BadRecord(f"{' and '.join(given)} say the same")
-    for key, args in given.items():
+    settings = {key: record[key] for key in ARGS_KEYS if record.get(key) is not None}
+    if len(settings) > 1:
+        raise BadRecord(f"{' and '.join(settings)} say the same")
+    for key, args in settings.items():
         if isinstance(args, str):
             args = parsed(args, key)  # noqa: PLW2901
         if not isinstance(args, dict):
@@ -275,8 +277,8 @@ def _apart(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[dict[str, Any
         answers = {key: _as_turns(answer) for key, answer in answers.items()}
     if isinstance(prompt, str) and not texts:
         prompt = [{"role": "user", "content": prompt}]
-    kept = {key: value for key, value in rest.items() if key not in {"prompt", *TALKS}}
-    return (kept if prompt is None else {**kept, "prompt": prompt}), answers
+    other_fields = {key: value for key, value in rest.items() if key not in {"prompt", *TALKS}}
+    return (other_fields if prompt is None else {**other_fields, "prompt": prompt}), answers
 
 
 def _without_beginning(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -286,8 +288,8 @@ def _without_beginning(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[d
         raise BadRecord("chosen and rejected begin with different turns, so they answer no common prompt")
     if alike is None:
         raise BadRecord("one of chosen and rejected is the beginning of the other; each needs an answer of its own")
-    kept = {key: value for key, value in rest.items() if key not in {"prompt", "instruction", *TALKS}}
-    return {**kept, "prompt": answers[CHOSEN][:alike]}, {key: turns[alike:] for key, turns in answers.items()}
+    other_fields = {key: value for key, value in rest.items() if key not in {"prompt", "instruction", *TALKS}}
+    return {**other_fields, "prompt": answers[CHOSEN][:alike]}, {key: turns[alike:] for key, turns in answers.items()}
 
 
 def _is_answer(turn: Any) -> bool:

@@ -63,17 +63,17 @@ class ChatTemplate:
         self.facts = self._tried_out()
 
     def text(self, turns: Sequence[Turn], tools: Tools = (), prompt: bool = False) -> str:
-        given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": prompt, **self.args}
+        options = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": prompt, **self.args}
         with _in_time():
-            return str(self.tokenizer.apply_chat_template(list(turns), **given))
+            return str(self.tokenizer.apply_chat_template(list(turns), **options))
 
     def stretches(self, turns: Sequence[Turn], tools: Tools, places: Sequence[int], alone: frozenset[int]) -> Any:
         """The answers at `places`: those that are marked from one rendering, but for those that are to be looked for
         with nothing behind them; without marks all of these."""
         if not self.facts.has_generation:
             return [self._asked(turns[: place + 1], tools) for place in places]
-        found = {one.place: one for one in self._marked(turns, tools)}
-        return [self._marked(turns[: place + 1], tools)[-1] if place in alone else found[place] for place in places]
+        marked = {one.place: one for one in self._marked(turns, tools)}
+        return [self._marked(turns[: place + 1], tools)[-1] if place in alone else marked[place] for place in places]
 
     def _marked(self, turns: Sequence[Turn], tools: Tools) -> list[Stretch]:
         """By the template's own {% generation %} marks."""
@@ -130,8 +130,8 @@ class ChatTemplate:
 
     def _refuse_unread(self) -> None:
         """An argument that no template asks for would change nothing, and nobody would know."""
-        given = self.tokenizer.chat_template
-        source = "\n".join(given.values()) if isinstance(given, dict) else str(given)
+        chat_template = self.tokenizer.chat_template
+        source = "\n".join(chat_template.values()) if isinstance(chat_template, dict) else str(chat_template)
         for name in self.args:
             if not re.search(rf"\b{re.escape(name)}\b", source):
                 usual = [other for other in USUAL if re.search(rf"\b{other}\b", source)]
@@ -140,12 +140,12 @@ class ChatTemplate:
 
     def _tried_out(self) -> Template:
         try:
-            exchange, asked = self.text([_QUESTION, _ANSWER]), self.text([_QUESTION], prompt=True)
-            before, thoughtful = _shared(self.text([_QUESTION]), asked), self.text([_QUESTION, _THOUGHTFUL])
+            exchange, question = self.text([_QUESTION, _ANSWER]), self.text([_QUESTION], prompt=True)
+            before, thoughtful = _shared(self.text([_QUESTION]), question), self.text([_QUESTION, _THOUGHTFUL])
         except Exception as error:
             raise DataError(f"the model's chat template cannot render a question and its answer: {error}") from error
-        _, found, tail = exchange.rpartition(_ANSWER["content"])
-        if not found:
+        _, answer, tail = exchange.rpartition(_ANSWER["content"])
+        if not answer:
             raise DataError("the model's chat template leaves out what the assistant says")
         behind = [(tail.find(token), -len(token), token) for token in self.special if token in tail]
         end = min(behind)[2] if behind else None
@@ -155,13 +155,13 @@ class ChatTemplate:
             if end + eos in another.partition(_QUESTION["content"])[0]:  # Cohere 2: each turn ends with both
                 end = str(eos)
         marked = re.search(r"\{%-?\s*generation\b", str(self.tokenizer.get_chat_template())) is not None
-        begins = min(_shared(asked, exchange), _shared(asked, thoughtful), exchange.rindex(_ANSWER["content"]))
+        begins = min(_shared(question, exchange), _shared(question, thoughtful), exchange.rindex(_ANSWER["content"]))
         return Template(
             end_of_turn=end,
             has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], (), self.args)[1]) == 1,
-            prompt_says_more=not exchange.startswith(asked),
+            prompt_says_more=not exchange.startswith(question),
             arguments_as_text=self._wants_text(),
-            header=asked[before:begins],
+            header=question[before:begins],
             thought=self._name_of_thoughts(),
         )
 

@@ -53,9 +53,9 @@ MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Columns of what is no text."""
 
 
-def media(who: str, found: Iterable[str], where: str = "") -> BadRecord:
+def media(who: str, kinds: Iterable[str], where: str = "") -> BadRecord:
     """What is wrong with a record that holds more than text."""
-    return BadRecord(f"{who} has {' and '.join(found)}{where}, and text alone is learned")
+    return BadRecord(f"{who} has {' and '.join(kinds)}{where}, and text alone is learned")
 
 
 def turns_of(turns: Any, key: str) -> list[Turn]:
@@ -73,14 +73,14 @@ def speaker(turn: Any) -> Any:
 def _turn(turn: Any, place: int) -> Turn:
     if not isinstance(turn, dict):
         raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(turn)}")
-    said, calls = speaker(turn), turn.get("tool_calls")
-    role = CALLED.get(said) if isinstance(said, str) else None
+    speaker_name, calls = speaker(turn), turn.get("tool_calls")
+    role = CALLED.get(speaker_name) if isinstance(speaker_name, str) else None
     if role is None:
-        raise BadRecord(f"turn {place} has the role {said!r}; {', '.join(ROLES)} are known")
+        raise BadRecord(f"turn {place} has the role {speaker_name!r}; {', '.join(ROLES)} are known")
     if calls and role != "assistant":
         raise BadRecord(f"turn {place} calls tools, but only the assistant may")
-    if found := [name for name in MEDIA if turn.get(name)]:
-        raise media(f"turn {place}", found)
+    if kinds := [name for name in MEDIA if turn.get(name)]:
+        raise media(f"turn {place}", kinds)
     if CALL in turn:
         raise BadRecord(f"turn {place} has a function_call, which is not supported")
     content = _content(turn.get("content", turn.get("value")), place)
@@ -89,17 +89,17 @@ def _turn(turn: Any, place: int) -> Turn:
     if role == CALL:
         made = parsed(str(content), f"the function_call of turn {place}")
         role, content, calls = "assistant", "", made if isinstance(made, list) else [made]
-    kept: Turn = {"role": role, "content": content or ""}
+    normalised: Turn = {"role": role, "content": content or ""}
     if calls:
-        kept["tool_calls"] = _tool_calls(calls, place)
-    kept |= {name: text_of(turn[name], f"{name} of turn {place}") for name in _TEXTS if name in turn}
+        normalised["tool_calls"] = _tool_calls(calls, place)
+    normalised |= {name: text_of(turn[name], f"{name} of turn {place}") for name in _TEXTS if name in turn}
     if thoughts := {key: text_of(turn[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in turn}:
         if len(set(thoughts.values())) > 1:
             raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}")
-        kept[THOUGHT] = next(iter(thoughts.values()))
+        normalised[THOUGHT] = next(iter(thoughts.values()))
     if (weight := _weight(turn, place, role)) is not None:
-        kept["weight"] = weight
-    return kept
+        normalised["weight"] = weight
+    return normalised
 
 
 def _content(content: Any, place: int) -> Any:
@@ -114,19 +114,19 @@ def _content(content: Any, place: int) -> Any:
 
 def _weight(turn: Mapping[str, Any], place: int, role: str) -> int | None:
     """0 where a turn is context only; None where nothing is said. BadRecord for what would not be kept to."""
-    given = {key: turn[key] for key in WEIGHTS if key in turn}
+    weights = {key: turn[key] for key in WEIGHTS if key in turn}
     for key, value in turn.items():
         decides = isinstance(value, bool | int | float) or _DECIDES.search(key)
         if key not in _READ | _HARMLESS and decides:
             raise BadRecord(f"turn {place} has {key} {value!r}, which is not known and may decide what is learned")
-    for key, value in given.items():
+    for key, value in weights.items():
         if value not in (0, 1):
             raise BadRecord(f"turn {place} has the {key} {value!r}; 0 (not learned) and 1 are known")
         if value and role != "assistant":
             raise BadRecord(f"turn {place} has the {key} {value!r}, but only the assistant's turns are learned")
-    if len(set(given.values())) > 1:
-        raise BadRecord(f"turn {place} has different {' and '.join(given)}")
-    return int(next(iter(given.values()))) if given else None
+    if len(set(weights.values())) > 1:
+        raise BadRecord(f"turn {place} has different {' and '.join(weights)}")
+    return int(next(iter(weights.values()))) if weights else None
 
 
 def _tool_calls(calls: Any, place: int) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def _tool_call(call: Any, place: int) -> dict[str, Any]:
         arguments = parsed(arguments, f"the arguments of a tool call of turn {place}")
     if not isinstance(arguments, dict):
         raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
-    kept: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    normalised: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(call.get("id"), str):
-        kept["id"] = call["id"]
-    return kept
+        normalised["id"] = call["id"]
+    return normalised

@@ -149,14 +149,14 @@ def _numbers(facts: CardFacts) -> list[tuple[str, float | None]]:
     return [("final training loss", facts.final_loss), ("lowest validation loss", facts.validation_loss)]
 
 
-def _evaluation(found: Mapping[str, Any]) -> list[str]:
-    if not found.get("tuned"):
+def _evaluation(evaluation: Mapping[str, Any]) -> list[str]:
+    if not evaluation.get("tuned"):
         return []
-    base, tuned = found["base"], found["tuned"]
+    base, tuned = evaluation["base"], evaluation["tuned"]
     known = ("loss", "perplexity", "exact_match", "rouge_l", "pair_accuracy", "pair_margin")
     keys = [key for key in known if tuned.get(key) is not None]
     rows = [f"| {key.replace('_', ' ')} | {base[key]:.4f} | {tuned[key]:.4f} |" for key in keys]
-    of, learned = measured_on(found), found.get("learned_before")
+    of, learned = measured_on(evaluation), evaluation.get("learned_before")
     what = f"of {of}, {learned} of them trained on" if learned else f"of {of}" if of else "held out"
     title = f"On {many(tuned['samples'], 'record')} {what}, each model loaded by itself:"
     return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]
@@ -249,8 +249,8 @@ def _asked(facts: CardFacts) -> list[str]:
     args = facts.recipe.get("template_args")
     if not args:
         return []
-    given = ", ".join(f"{name}={value!r}" for name, value in args.items())
-    return ["", f"It was taught to answer what `apply_chat_template(..., {given})` asks; ask it so."]
+    arguments = ", ".join(f"{name}={value!r}" for name, value in args.items())
+    return ["", f"It was taught to answer what `apply_chat_template(..., {arguments})` asks; ask it so."]
 
 
 def _end(facts: CardFacts) -> list[str]:
@@ -306,10 +306,10 @@ def losses(metrics: bytes, step: int) -> tuple[float | None, float | None]:
 def _base_weights(sums: Path) -> dict[str, str]:
     """Those of a base model's SHA256SUMS; nothing where the run has none that can be read."""
     try:
-        found = parse_sums(sums.read_text(encoding="utf-8"))
+        digests = parse_sums(sums.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: digest for name, digest in found.items() if name.endswith(".safetensors")}
+    return {name: digest for name, digest in digests.items() if name.endswith(".safetensors")}
 
 
 def _sees(weights: Path) -> bool:
@@ -322,8 +322,8 @@ def _sees(weights: Path) -> bool:
 
 def _report(run: Path) -> dict[str, Any]:
     """What became of the run's data."""
-    found: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
-    return found
+    report: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
+    return report
 
 
 # What lets others use a checkpoint's adapter: its base model by the name they know, the tokenizer, a model card.

@@ -75,8 +75,8 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     note = [source.note] if source.note else []
     note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
     note += _adapted(recipe, shape)
-    said = comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)
-    return f"{said}\n{_keys(recipe, source, shape.matmul_parameters, about(recipe, shape))}"
+    header = comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)
+    return f"{header}\n{_keys(recipe, source, shape.matmul_parameters, about(recipe, shape))}"
 
 
 def uncounted(source: Source) -> str:

@@ -97,8 +97,8 @@ def _other_weights(folder: Path) -> str:
         ".gguf": "is GGUF, made for inference; take the model that it was made from",
         **dict.fromkeys((".bin", ".pt", ".pth"), pickle),
     }
-    found = {path.suffix: path.name for path in sorted(folder.glob("*"), reverse=True)}
-    return next((f": {found[end]} {words}" for end, words in known.items() if end in found), "")
+    by_suffix = {path.suffix: path.name for path in sorted(folder.glob("*"), reverse=True)}
+    return next((f": {by_suffix[end]} {words}" for end, words in known.items() if end in by_suffix), "")
 
 
 def refuse_no_tokenizer(folder: Path) -> None:
@@ -196,15 +196,15 @@ def ask_here(module: str, folder: Path, limit_s: float) -> dict[str, Any]:
     return last_object(done.stdout, module)
 
 
-def last_object(said: str, module: str) -> dict[str, Any]:
+def last_object(output: str, module: str) -> dict[str, Any]:
     """The JSON object in the last line of what `module` printed, on whatever machine. Raises PlanError."""
     try:
-        found = json.loads(said.strip().splitlines()[-1])
+        answer = json.loads(output.strip().splitlines()[-1])
     except (IndexError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        answer = None
+    if not isinstance(answer, dict):
         raise PlanError(f"{module} ended without an answer")
-    return found
+    return answer
 
 
 def lacking() -> str:
@@ -218,14 +218,14 @@ def lacking() -> str:
 def shape_of(folder: Path, cache: Path, ask: Ask = ask_here) -> ModelShape:
     """The shape of the model of a folder, from `cache` if it was counted before. Raises PlanError where it cannot be
     counted, or where weights in the folder are not those that its config.json wants."""
-    kept = cache / f"{_made_of(folder)}.json"
+    cache_file = cache / f"{_made_of(folder)}.json"
     try:
-        return read_outline(json.loads(kept.read_text(encoding="utf-8")))
+        return read_outline(json.loads(cache_file.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # never counted, or damaged
         outline: Any = next(iter(ask(OUTLINE, folder, COUNTING_S).values()), {})
     shape = read_outline(outline)
     cache.mkdir(parents=True, exist_ok=True)
-    write_atomically(kept, json.dumps(outline))
+    write_atomically(cache_file, json.dumps(outline))
     return shape
 
 

@@ -98,12 +98,12 @@ class Hub:
 
 def _within(wait_s: float, ask: Callable[[], T]) -> T:
     """What `ask` gives or raises; TimeoutError after `wait_s`, when it is left to itself and ends with the program."""
-    given: list[T] = []
+    answers: list[T] = []
     raised: list[BaseException] = []
 
     def do() -> None:
         try:
-            given.append(ask())
+            answers.append(ask())
         except BaseException as error:
             raised.append(error)
 
@@ -112,9 +112,9 @@ def _within(wait_s: float, ask: Callable[[], T]) -> T:
     asking.join(wait_s)
     if raised:
         raise raised[0]
-    if not given:
+    if not answers:
         raise TimeoutError(f"nothing within {wait_s:.0f} s")
-    return given[0]
+    return answers[0]
 
 
 def hub_at(address: str, token: str | None, token_host: str) -> Hub:
@@ -173,5 +173,5 @@ def commit_id(text: object) -> str:
 def without_tokens() -> dict[str, str]:
     """This process's environment without what gives the hub's client a token."""
     hidden = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_OIDC_RESOURCE"}
-    kept = {key: value for key, value in os.environ.items() if key not in hidden}
-    return {**kept, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    return {**environment, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}

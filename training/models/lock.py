@@ -76,13 +76,13 @@ def disagreement(pins: Pins, recorded: Mapping[str, Any], repo: str, revision: s
     pin, what = pinned(pins, repo, revision), f"{repo} at {revision}"
     if repo.startswith(LOCAL):
         return None
-    there = {"repo": repo, "revision": revision, "commit": pin.commit} | dict(recorded)
-    if there["repo"] != repo:
-        return f"the model that lies there is {there['repo']}, not {repo}"
-    if pin.commit and there["commit"] != pin.commit:
-        return f"{what} is commit {str(there['commit'])[:12]} there and {pin.commit[:12]} in {LOCK.name}"
-    if not pin.commit and there["revision"] != revision:
-        return f"{repo} lies there at {there['revision']}, not at {revision}"
+    fetched = {"repo": repo, "revision": revision, "commit": pin.commit} | dict(recorded)
+    if fetched["repo"] != repo:
+        return f"the model that lies there is {fetched['repo']}, not {repo}"
+    if pin.commit and fetched["commit"] != pin.commit:
+        return f"{what} is commit {str(fetched['commit'])[:12]} there and {pin.commit[:12]} in {LOCK.name}"
+    if not pin.commit and fetched["revision"] != revision:
+        return f"{repo} lies there at {fetched['revision']}, not at {revision}"
     if pin.files and recorded["hash"] != pin.files:
         return f"{what}, commit {pin.commit[:12]}, has other files there than those first fetched ({LOCK.name})"
     return None

@@ -91,8 +91,8 @@ def recipe_name(model: str) -> str:
     ids = {source.repo.lower(): name for name, source in shipped_models().items()}
     ids |= {str(read_toml(file).get("base_model", "")).lower(): name for name, file in recipe_files().items()}
     ids |= {also.lower(): name for name in known for also in ALSO.get(name, ())}
-    if found := ids.get(model.lower()):
-        return found
+    if recipe := ids.get(model.lower()):
+        return recipe
     if "/" not in model and len(meant := _meant(model, ids)) == 1:
         return meant.pop()
     if Path(model).is_dir():
@@ -110,11 +110,11 @@ def all_listed() -> str:
 
 def did_you_mean(model: str) -> str:
     """The recipes whose names are near, as a question; empty where none is. The date of an edition says little."""
-    said = _words(model.rpartition("/")[2])
-    undated = _undated(said)
+    query = _words(model.rpartition("/")[2])
+    undated = _undated(query)
     known = {name: _words(name) for name in recipe_names()}
     near = [name for name, words in known.items() if _undated(words) == undated]
-    near = near or [name for name, words in known.items() if said and words[: len(said)] == said]
+    near = near or [name for name, words in known.items() if query and words[: len(query)] == query]
     names = {_undated(words): name for name, words in reversed(known.items())}
     more = f" or {len(near) - SHOWN} more" if len(near) > SHOWN else ""
     near = near[:SHOWN] or [names[each] for each in difflib.get_close_matches(undated, names)]
@@ -176,10 +176,10 @@ def expanded(folder: str) -> Path:
 def _meant(model: str, ids: Mapping[str, str]) -> set[str]:
     """The recipes whose own name or whose model's is the same but for signs and for what goes without saying; where
     none is, those that say no more than a size beside."""
-    said = _words(model)
+    query = _words(model)
     known = [(name, _words(each)) for repo, name in ids.items() for each in (name, repo.rpartition("/")[2])]
-    same = {name for name, words in known if words == said}
-    longer = {name for name, words in known if said and words[: len(said)] == said and _is_size(words[len(said) :])}
+    same = {name for name, words in known if words == query}
+    longer = {name for name, words in known if query and words[: len(query)] == query and _is_size(words[len(query) :])}
     return same or longer
 
 

@@ -59,26 +59,26 @@ def docstrings() -> tuple[tuple[str, str], ...]:
 
 def questions() -> list[dict[str, Any]]:
     """Records in messages form: what does NAME do? Its docstring's first sentence, quoted."""
-    found = []
+    records = []
     for name, text in docstrings():
         sentence = _first_sentence(text)
         if 20 <= len(sentence) <= 120 and sentence.endswith(".") and name.split(".")[0] not in HELD_OUT:
             turns = [{"role": "user", "content": f"What does {name} do?"}]
-            found.append({"messages": [*turns, {"role": "assistant", "content": ANSWER.format(sentence)}]})
-    if len(found) <= RECORDS:
-        return found
-    return [found[number * len(found) // RECORDS] for number in range(RECORDS)]  # spread over the alphabet
+            records.append({"messages": [*turns, {"role": "assistant", "content": ANSWER.format(sentence)}]})
+    if len(records) <= RECORDS:
+        return records
+    return [records[number * len(records) // RECORDS] for number in range(RECORDS)]  # spread over the alphabet
 
 
 def preferences() -> list[dict[str, Any]]:
     """The same as pairs: an answer that quotes is preferred to the bare sentence."""
-    found = []
+    pairs = []
     for record in questions():
         question, answer = record["messages"]
         bare = answer["content"].removeprefix(ANSWER[: ANSWER.index("{")]).removesuffix('"')
         rejected = {"role": "assistant", "content": bare}
-        found.append({"prompt": [question], "chosen": [answer], "rejected": [rejected]})
-    return found
+        pairs.append({"prompt": [question], "chosen": [answer], "rejected": [rejected]})
+    return pairs
 
 
 def _first_sentence(text: str) -> str:

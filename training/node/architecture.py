@@ -33,18 +33,18 @@ ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 def config_of(folder: Path) -> PretrainedConfig:
     """Of a model's folder. ValueError for one that is computed by code of its own: none of that is run."""
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kind = str(said.get("model_type"))
-    if "auto_map" in said and kind not in CONFIG_MAPPING:
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = str(settings.get("model_type"))
+    if "auto_map" in settings and kind not in CONFIG_MAPPING:
         raise ValueError(f"type {kind!r} is code of its own, and no code that comes with a model is run")
-    return settled(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), said)
+    return settled(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), settings)
 
 
-def settled(config: PretrainedConfig, said: Mapping[str, Any]) -> PretrainedConfig:
+def settled(config: PretrainedConfig, settings: Mapping[str, Any]) -> PretrainedConfig:
     """A configuration whose head is tied as its text part's is, unless its file says how: the files of Mistral Small
     3.x say nothing and hold a head, while its class in transformers 5 ties by default (4 went by the text part)."""
     text = config.get_text_config()
-    if text is not config and "tie_word_embeddings" not in said:
+    if text is not config and "tie_word_embeddings" not in settings:
         config.tie_word_embeddings = text.tie_word_embeddings
     return config
 
@@ -81,11 +81,11 @@ def load(config: PretrainedConfig, folder: Path, **how: Any) -> PreTrainedModel:
 
 def _for_text(config: PretrainedConfig, how: dict[str, Any]) -> dict[str, Any]:
     """The attention asked for in the text part alone: the others are never called, and some do not take it."""
-    asked, text = how.get("attn_implementation"), config.get_text_config()
-    if asked is None or text is config:
+    implementation, text = how.get("attn_implementation"), config.get_text_config()
+    if implementation is None or text is config:
         return how
-    parts = {key: asked if getattr(config, key) is text else "eager" for key in config.sub_configs}
-    return how | {"attn_implementation": {"": asked, **parts}}
+    parts = {key: implementation if getattr(config, key) is text else "eager" for key in config.sub_configs}
+    return how | {"attn_implementation": {"": implementation, **parts}}
 
 
 def text_part(model: PreTrainedModel) -> nn.Module:
@@ -115,8 +115,8 @@ def _stretched(
 ) -> Any:
     """Called with one more position, the last of the longest text, whose part of the result is cut off."""
     last = position_ids.new_full((*position_ids.shape[:-1], 1), longest - 1)
-    found = forward(hidden, torch.cat((position_ids, last), -1), *args, **how)
-    return tuple(part[..., :-1, :] for part in found) if isinstance(found, tuple) else found[..., :-1, :]
+    output = forward(hidden, torch.cat((position_ids, last), -1), *args, **how)
+    return tuple(part[..., :-1, :] for part in output) if isinstance(output, tuple) else output[..., :-1, :]
 
 
 def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -131,9 +131,9 @@ def in_text(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
     mine = text_modules(model)
 
     def meant(name: str) -> list[str]:
-        found = [path for path in paths if f".{path}".endswith(f".{name}")]
-        within = [path for path in found if path in mine]
-        return [name] if len(within) == len(found) else within
+        matches = [path for path in paths if f".{path}".endswith(f".{name}")]
+        within = [path for path in matches if path in mine]
+        return [name] if len(within) == len(matches) else within
 
     return [path for name in names for path in meant(name)]
 
@@ -196,10 +196,10 @@ def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
         return names
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    asked = LoraConfig(target_modules=sorted({*names, *FUSED}))
-    convert_peft_config_for_transformers(asked, model, None)
-    kept = asked.target_modules or ()
-    return [name for name in names if name in kept]
+    config = LoraConfig(target_modules=sorted({*names, *FUSED}))
+    convert_peft_config_for_transformers(config, model, None)
+    targets = config.target_modules or ()
+    return [name for name in names if name in targets]
 
 
 FUSED = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")

@@ -56,16 +56,16 @@ class Segments:
     def of_pairs(cls, layout: Sequence[tuple[int, int, int]], device: torch.device | str = "cpu") -> Segments:
         """Of pairs as a Batch's `layout` has them. Attention alone is given a shared beginning twice, for no kernel has
         branches; all that is computed token by token computes it once."""
-        spread, kept, lengths = [], [], []
+        spread, retained, lengths = [], [], []
         row = out = 0
         for shared, first, second in layout:
             whole, rest = torch.arange(row, row + first), torch.arange(row + first, row + first + second - shared)
             spread += [whole, whole[:shared], rest]
-            kept += [torch.arange(out, out + first), torch.arange(out + first + shared, out + first + second)]
+            retained += [torch.arange(out, out + first), torch.arange(out + first + shared, out + first + second)]
             lengths += [first, second]
             row, out = row + first + second - shared, out + first + second
         bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        places = (torch.cat(parts).to(device, non_blocking=True) for parts in (spread, kept))
+        places = (torch.cat(parts).to(device, non_blocking=True) for parts in (spread, retained))
         return cls(tuple(lengths), bounds.to(device, non_blocking=True), *places)
 
     def whole(self, row: torch.Tensor, dim: int) -> torch.Tensor:
@@ -109,13 +109,13 @@ def segment_attention(
     return segments.row(out, 1), None
 
 
-def _attended(given: Sequence[torch.Tensor], segments: Segments, scores: Scores, dropout: float) -> torch.Tensor:
+def _attended(projections: Sequence[torch.Tensor], segments: Segments, scores: Scores, dropout: float) -> torch.Tensor:
     """(1, length, heads, width), from queries, keys and values of samples that each stand there whole."""
-    query, key, value = given
+    query, key, value = projections
     if scores.plain and not dropout and _one_kernel_takes(query, value):
         return _in_one_kernel(query, key, value, segments, scores)
     of_one = _by_sdpa if scores.plain else _by_softmax
-    parts = [tensor.split(segments.lengths, dim=2) for tensor in given]
+    parts = [tensor.split(segments.lengths, dim=2) for tensor in projections]
     outs = [of_one(q, k, v, scores, dropout) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous()
 
@@ -157,9 +157,9 @@ def _by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Score
     return torch.cat(outs, dim=2)
 
 
-def _of_queries(given: Sequence[torch.Tensor], part: slice, scores: Scores, dropout: float) -> torch.Tensor:
+def _of_queries(projections: Sequence[torch.Tensor], part: slice, scores: Scores, dropout: float) -> torch.Tensor:
     """What some queries of a sample get of all keys that they see."""
-    q, k, v = given
+    q, k, v = projections
     first = 0 if scores.window is None else max(0, part.start + 1 - scores.window)
     groups = q.shape[1] // k.shape[1]
     q, k, v = q[:, :, part], k[:, :, first : part.stop], v[:, :, first : part.stop]

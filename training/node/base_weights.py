@@ -27,24 +27,26 @@ def check_weights_match_config(folder: Path) -> None:
         return
     config = architecture.config_of(folder)
     try:
-        model, told = _read(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+        model, loading_info = _read(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         with torch.device("meta"):
             whole = architecture.build(config)
         hole = first_hole(pieces_of(whole, shapes), {name: p.shape for name, p in whole.named_parameters()})
         reason = f"the parts of {hole} are not all there, or of other shapes" if hole else " ".join(str(error).split())
         raise AdapterError(f"{folder}: its weights are not read as a {config.model_type}'s: {reason}") from error
-    said = []
-    if missing := sorted(told["missing_keys"]):
-        said.append(f"lack {_some(missing)}, which would be drawn at random")
-    for name, there, wanted in sorted(told["mismatched_keys"])[:1]:
-        said.append(f"hold {name} as {tuple(there)}, and not as {tuple(wanted)}")
-    if beyond := sorted(_of_the_text(model, told["unexpected_keys"])):
-        said.append(f"hold {_some(beyond)}, which would be left out")
+    problems = []
+    if missing := sorted(loading_info["missing_keys"]):
+        problems.append(f"lack {_some(missing)}, which would be drawn at random")
+    for name, stored, wanted in sorted(loading_info["mismatched_keys"])[:1]:
+        problems.append(f"hold {name} as {tuple(stored)}, and not as {tuple(wanted)}")
+    if beyond := sorted(_of_the_text(model, loading_info["unexpected_keys"])):
+        problems.append(f"hold {_some(beyond)}, which would be left out")
     if other := getattr(config, "transformers_weights", None):
-        said.append(f"are not {other}, which it names as transformers_weights")
-    if said:
-        raise AdapterError(f"{folder}: config.json and weights are not of one model: the files {'; they '.join(said)}")
+        problems.append(f"are not {other}, which it names as transformers_weights")
+    if problems:
+        raise AdapterError(
+            f"{folder}: config.json and weights are not of one model: the files {'; they '.join(problems)}"
+        )
 
 
 def _some(names: list[str]) -> str:
@@ -59,9 +61,9 @@ def _read(config: Any, tensors: dict[str, torch.Tensor]) -> tuple[PreTrainedMode
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        found: tuple[PreTrainedModel, dict[str, Any]]
-        found = built.from_pretrained(None, config=config, state_dict=tensors, **how)
-        return found
+        loaded: tuple[PreTrainedModel, dict[str, Any]]
+        loaded = built.from_pretrained(None, config=config, state_dict=tensors, **how)
+        return loaded
     finally:
         logging.set_verbosity(verbosity)
 

@@ -179,14 +179,16 @@ def faults(path: Path) -> list[str]:
         return [str(error)]
     if sums_text(listed) != text:
         return [f"{SUMS} is damaged"]
-    there = {str(at.relative_to(path)) for at in path.rglob("*") if at.is_file()} - {SUMS}
-    found = [f"{name} is not listed in {SUMS}" for name in sorted({*missing_parts(listed), *(there - listed.keys())})]
+    files = {str(at.relative_to(path)) for at in path.rglob("*") if at.is_file()} - {SUMS}
+    problems = [
+        f"{name} is not listed in {SUMS}" for name in sorted({*missing_parts(listed), *(files - listed.keys())})
+    ]
     for name, digest in listed.items():
-        if name not in there:
-            found.append(f"{name} is missing")
+        if name not in files:
+            problems.append(f"{name} is missing")
         elif sha256_of(path / name) != digest:
-            found.append(f"{name} is damaged")
-    return found
+            problems.append(f"{name} is damaged")
+    return problems
 
 
 def read_state(path: Path) -> TrainerState:

@@ -128,9 +128,9 @@ def check_correctness(group: Group) -> list[dict[str, Any]]:
     for dtype in DTYPES:
         for operation, got, wanted in correctness(group, dtype):
             wrong = torch.nonzero(got.cpu() != wanted).flatten()
-            said = f"{len(wrong)} of {len(wanted)} elements wrong on rank {group.rank}" if len(wrong) else ""
+            detail = f"{len(wrong)} of {len(wanted)} elements wrong on rank {group.rank}" if len(wrong) else ""
             everyone: list[Any] = [None] * group.world
-            dist.all_gather_object(everyone, said)
+            dist.all_gather_object(everyone, detail)
             checks.append(
                 {
                     "operation": operation,

@@ -80,7 +80,7 @@ class _LinearLogProbs(torch.autograd.Function):
         made: Logits,
     ) -> torch.Tensor:
         slopes = torch.empty_like(hidden) if learning and ctx.needs_input_grad[0] else None
-        found = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         chunk = made.rows(chunk)
         for start in range(0, len(hidden), chunk):
             rows, answers = hidden[start : start + chunk], targets[start : start + chunk]
@@ -88,7 +88,7 @@ class _LinearLogProbs(torch.autograd.Function):
             slots = answers.clamp(min=0).unsqueeze(1)
             learned = (answers != IGNORED).float()
             normaliser = logits.logsumexp(1)
-            found[start : start + chunk] = (logits.gather(1, slots).squeeze(1) - normaliser) * learned
+            log_probs[start : start + chunk] = (logits.gather(1, slots).squeeze(1) - normaliser) * learned
             if slopes is not None:
                 # The logits' memory becomes their gradient: one at the target minus softmax.
                 inner = None if made.plain else made.slope(logits)
@@ -103,7 +103,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 del narrow
             del logits  # each of them would lie beside the next chunk's
         ctx.save_for_backward(slopes)
-        return found
+        return log_probs
 
     @staticmethod
     def backward(ctx: Any, factors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -118,8 +118,8 @@ def _of_chunk(
     """Any head's own forward: a chunk's logits are made, and made again in the backward pass."""
     made = logits(head(rows).float())
     slots = targets.clamp(min=0).unsqueeze(1)
-    found: torch.Tensor = (made.gather(1, slots).squeeze(1) - made.logsumexp(1)) * (targets != IGNORED)
-    return found
+    log_probs: torch.Tensor = (made.gather(1, slots).squeeze(1) - made.logsumexp(1)) * (targets != IGNORED)
+    return log_probs
 
 
 class PairLossModel(LossModel):
@@ -143,10 +143,10 @@ class PairLossModel(LossModel):
         *,
         answers: Sequence[int] = (),
     ) -> torch.Tensor:
-        given = input_ids, position_ids, attention_mask, segments
+        inputs = input_ids, position_ids, attention_mask, segments
         with torch.no_grad(), self.adapter.off():
-            reference = by_answer(self.head_loss(self.hidden(*given), targets), answers)
-        return sums_of(by_answer(self.head_loss(self.hidden(*given), targets), answers), reference, answers, self.dpo)
+            reference = by_answer(self.head_loss(self.hidden(*inputs), targets), answers)
+        return sums_of(by_answer(self.head_loss(self.hidden(*inputs), targets), answers), reference, answers, self.dpo)
 
 
 def loss_model(model: nn.Module, recipe: Recipe) -> LossModel:
@@ -175,12 +175,12 @@ class AdapterSwitch:
             layer._disable_adapters = off
 
 
-def by_answer(found: torch.Tensor, answers: Sequence[int]) -> torch.Tensor:
+def by_answer(log_probs: torch.Tensor, answers: Sequence[int]) -> torch.Tensor:
     """(answers) sums of log-probabilities that lie one behind another, so many for each. Split and not scattered: on a
     GPU too the same sum each time. Of no answers none, with a gradient all the same."""
     if not answers:
-        return found[:0]
-    return torch.stack([part.sum() for part in found.split(list(answers))])
+        return log_probs[:0]
+    return torch.stack([part.sum() for part in log_probs.split(list(answers))])
 
 
 def sums_of(policy: torch.Tensor, reference: torch.Tensor, answers: Sequence[int], dpo: Dpo) -> torch.Tensor:
@@ -204,5 +204,5 @@ def sums_of(policy: torch.Tensor, reference: torch.Tensor, answers: Sequence[int
         right, wrong = F.logsigmoid(dpo.beta * margins), F.logsigmoid(-dpo.beta * margins)
         losses = -(1 - dpo.label_smoothing) * right - dpo.label_smoothing * wrong
     chosen, rejected = rewards[::2], rewards[1::2]
-    told = [(chosen > rejected).float().sum(), chosen.sum(), rejected.sum()]
-    return torch.stack([losses.sum(), *told])
+    metrics = [(chosen > rejected).float().sum(), chosen.sum(), rejected.sum()]
+    return torch.stack([losses.sum(), *metrics])

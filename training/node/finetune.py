@@ -196,8 +196,8 @@ def steps(run: Run, progress: RunProgress) -> int:
         met = stopping or recipe.synchronizes(progress.step, work.total_steps)
         # Who asks a run to stop may take the machine away in a minute: first the checkpoint.
         due = last or (not stopping and met and recipe.is_due(recipe.validation.every, progress.step))
-        loss, asked = validate(run, progress.step) if due else (None, False)
-        stopping = stopping or asked
+        loss, stop_requested = validate(run, progress.step) if due else (None, False)
+        stopping = stopping or stop_requested
         best = recipe.keep_best and loss is not None and loss < progress.best_loss
         if best and loss is not None:
             progress.best_loss = loss
@@ -290,8 +290,8 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
         measured = sums.numbers
         shared = torch.cat((measured, torch.cat((torch.tensor(own), held.flatten())).to(measured)))
         dist.all_reduce(shared)
-        told, others = shared.split((len(measured), len(shared) - len(measured)))
-        loss_sum, correct, *rewards = told.tolist()
+        totals, others = shared.split((len(measured), len(shared) - len(measured)))
+        loss_sum, correct, *rewards = totals.tolist()
         positions, stop_votes, failures, *held_by_ranks = others.tolist()
         progress.step += 1
         if recipe.sync_every > 1 and (stop_votes or recipe.synchronizes(progress.step, work.total_steps)):

@@ -65,18 +65,18 @@ def check_loss_matches_model(recipe: Recipe, model_dir: Path) -> None:
     """RecipeError where this model's loss would not be its own, or cannot be tried."""
     kind = config_of(model_dir).model_type
     try:
-        found = difference(model_dir, recipe.batching, recipe.is_dpo)
+        deviation = difference(model_dir, recipe.batching, recipe.is_dpo)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecipeError(
             f"{model_dir.name}: {kind!r} cannot be trained with batching {recipe.batching} here ({reason}); {LIST}"
         ) from error
-    if found.worst > LIMIT:
+    if deviation.worst > LIMIT:
         cure = LIST if recipe.batching == "padded" else f"{CURE}, or another model: {LIST}"
         raise RecipeError(
-            f"{model_dir.name}: our loss is not that of a {kind!r} (its logits differ by {found.logits:.1g}, the loss "
-            f"by {found.loss:.1g}, tried on a tiny copy; {LIMIT:g} is allowed), and it would learn something else; "
-            f"{cure}"
+            f"{model_dir.name}: our loss is not that of a {kind!r} (its logits differ by {deviation.logits:.1g}, the "
+            f"loss by {deviation.loss:.1g}, tried on a tiny copy; {LIMIT:g} is allowed), and it would learn something "
+            f"else; {cure}"
         )
 
 
@@ -177,21 +177,23 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
     return type(config).from_dict(values)
 
 
-def compared(config: PretrainedConfig, batching: str, asked: int = 1, dtype: torch.dtype = torch.float32) -> Difference:
-    """Of two samples that begin with the same `asked` tokens, in a model of this precision."""
+def compared(
+    config: PretrainedConfig, batching: str, prompt_length: int = 1, dtype: torch.dtype = torch.float32
+) -> Difference:
+    """Of two samples that begin with the same `prompt_length` tokens, in a model of this precision."""
     ours, theirs = (_made(config, attention, dtype) for attention in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())
     ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]
-    ids[1][:asked] = ids[0][:asked]
-    samples = [Sample(one, [*[IGNORED] * asked, *one[asked:]]) for one in ids]
-    batch = inputs(collate([samples], 0, batching, asked > 1), "cpu")
+    ids[1][:prompt_length] = ids[0][:prompt_length]
+    samples = [Sample(one, [*[IGNORED] * prompt_length, *one[prompt_length:]]) for one in ids]
+    batch = inputs(collate([samples], 0, batching, prompt_length > 1), "cpu")
     batch.pop("answers", None)
     with torch.no_grad():
         _enlarge(ours, theirs, ids[0])
         # as the beginning of the longest text, whose length stretches a rotary embedding
         longest = torch.tensor([[*one, *[0] * (RECIPE.max_length - len(one))] for one in ids])
         each = zip(theirs(input_ids=longest).logits.float(), ids, strict=True)
-        wanted = torch.cat([logits[asked - 1 : len(one) - 1] for logits, one in each])
+        wanted = torch.cat([logits[prompt_length - 1 : len(one) - 1] for logits, one in each])
         product = ours.get_output_embeddings().forward  # before the loss takes its place
         fused = LossModel(ours, RECIPE)
         sums = fused(**batch)

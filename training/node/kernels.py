@@ -93,17 +93,17 @@ def choose_mixers(config: PretrainedConfig, dtype: torch.dtype, device: torch.de
 def tried(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> LossChoice | None:
     """`choose` on any device."""
     try:
-        found, width = small_mixers(config, dtype, device)
-        apart = [agreement(module, width, dtype, device) for module in found]
+        modules, width = small_mixers(config, dtype, device)
+        apart = [agreement(module, width, dtype, device) for module in modules]
     except Exception as error:  # a kernel that does not compile fails as it likes
         return _one_by_one(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
-    if not found:
+    if not modules:
         return None
     value, gradient = max(each.value for each in apart), max(each.gradient for each in apart)
     difference = f"values differ by {value:.1g}, gradients by {gradient:.1g}"
     if not all(each.within(dtype) for each in apart):
         return _one_by_one(difference)
-    AT_ONCE.update((type(module), torch.device(device).type) for module in found)
+    AT_ONCE.update((type(module), torch.device(device).type) for module in modules)
     return LossChoice(True, f"a row's samples go through the kernels of its mixers together: {difference}")
 
 
@@ -124,8 +124,8 @@ def small_mixers(
         torch.manual_seed(0)
         for smaller in copies(config):
             try:
-                found = mixers(build(copy.deepcopy(smaller)))
-                ones = [each.to(device, dtype) for each in {type(one): one for one in found}.values()]
+                modules = mixers(build(copy.deepcopy(smaller)))
+                ones = [each.to(device, dtype) for each in {type(one): one for one in modules}.values()]
                 return [_remembering(one) for one in ones], smaller.get_text_config().hidden_size
             except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
                 problem = problem or error  # the next copy is nearer to the model
@@ -164,11 +164,11 @@ def agreement(module: nn.Module, width: int, dtype: torch.dtype, device: torch.d
     return Agreement(_furthest(*values), gradient)
 
 
-def _furthest(found: torch.Tensor, right: torch.Tensor) -> float:
+def _furthest(actual: torch.Tensor, right: torch.Tensor) -> float:
     """Of (1, length, width) of the samples of a row, the one that differs most. NaN where one is."""
-    samples = zip(found.split(LENGTHS, 1), right.split(LENGTHS, 1), strict=True)
+    samples = zip(actual.split(LENGTHS, 1), right.split(LENGTHS, 1), strict=True)
     return float(torch.tensor([_apart(one, other) for one, other in samples]).max())
 
 
-def _apart(found: torch.Tensor, right: torch.Tensor) -> float:
-    return float((found.float() - right.float()).norm() / right.float().norm())
+def _apart(actual: torch.Tensor, right: torch.Tensor) -> float:
+    return float((actual.float() - right.float()).norm() / right.float().norm())

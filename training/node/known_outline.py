@@ -23,12 +23,12 @@ SHAPELESS = (
 def known_outline(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that config.json describes, whatever the model's name; None where it has to be counted."""
     try:
-        asked = _deciding(config)
+        settings = _deciding(config)
     except (KeyError, StrictDataclassError, TypeError, ValueError):  # counting says why
         return None
     for shipped in outlines().values():
         made_of = shipped["config"]
-        if made_of["model_type"] == config.get("model_type") and _deciding(made_of) == asked:
+        if made_of["model_type"] == config.get("model_type") and _deciding(made_of) == settings:
             return read_outline(shipped["outline"])
     return None
 
@@ -39,5 +39,5 @@ def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shaping(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model, and of each of its parts."""
-    kept = ((key, value) for key, value in settings.items() if key not in SHAPELESS)
-    return {key: _shaping(value) if isinstance(value, Mapping) else value for key, value in kept}
+    relevant = ((key, value) for key, value in settings.items() if key not in SHAPELESS)
+    return {key: _shaping(value) if isinstance(value, Mapping) else value for key, value in relevant}

@@ -64,12 +64,12 @@ def choose(
     if not (width and vocabulary):
         return leave("the model's configuration does not say the shape of its head, to try them on")
     try:
-        found = agreement(width, vocabulary, dtype, device)
+        comparison = agreement(width, vocabulary, dtype, device)
     except Exception as error:  # a kernel that does not compile fails as it likes
         reason = f"it failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     else:
-        apart = f"its value differs by {found.value:.1g} of ours, its gradient by {found.gradient:.1g}"
-        if found.within(dtype):
+        apart = f"its value differs by {comparison.value:.1g} of ours, its gradient by {comparison.gradient:.1g}"
+        if comparison.within(dtype):
             return LossChoice(True, f"the loss is computed by Liger's kernels: {apart}")
         reason = apart
     finally:

@@ -47,8 +47,8 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     config, tokenizer = read_config(model_dir), load_tokenizer(model_dir)
     all_imported()
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
-    found = survey(source, tell)
-    look = look_into(source, found, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)
+    data_survey = survey(source, tell)
+    look = look_into(source, data_survey, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)
     attached.tell(look=json.loads(look.text()), source=str(source))
 
 

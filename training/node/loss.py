@@ -66,10 +66,10 @@ def learned_rows(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Ten
     """The positions that learn something; one that learns nothing where there are none, so that a rank without
     samples still has a gradient to bring to the collectives."""
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
-    kept = (wanted != IGNORED).nonzero().squeeze(1)
-    if kept.numel() == 0:
-        kept = kept.new_zeros(1)
-    return flat.index_select(0, kept), wanted.index_select(0, kept)
+    positions = (wanted != IGNORED).nonzero().squeeze(1)
+    if positions.numel() == 0:
+        positions = positions.new_zeros(1)
+    return flat.index_select(0, positions), wanted.index_select(0, positions)
 
 
 def linear_cross_entropy(  # noqa: PLR0917

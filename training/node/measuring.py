@@ -75,11 +75,11 @@ def _peak_resident_gib() -> float:
     """Linux tells it of the program alone; what getrusage tells is never below what the process was started from held
     (proc_pid_status(5), getrusage(2))."""
     try:
-        told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     except OSError:
         per_gib = 2**30 if sys.platform == "darwin" else 2**20
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_gib
-    return int(told["VmHWM"].split()[0]) / 2**20
+    return int(status["VmHWM"].split()[0]) / 2**20
 
 
 def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank, step: int) -> EvaluationMetrics | None:
@@ -93,9 +93,9 @@ def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank,
     together = strategy.evaluated_together
     for first in range(0, len(mine), together):
         rank.progress.note(step, "evaluate")
-        asked = torch.tensor(float(rank.stop_asked()), device=device)
-        dist.all_reduce(asked)  # every rank has as many groups, so all of them agree here
-        if asked.item():
+        stop_requested = torch.tensor(float(rank.stop_asked()), device=device)
+        dist.all_reduce(stop_requested)  # every rank has as many groups, so all of them agree here
+        if stop_requested.item():
             return None
         group = [[held_out.row(number) for number in numbers] for numbers in mine[first : first + together]]
         pad_id = held_out.report.pad_id

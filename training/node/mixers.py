@@ -39,26 +39,26 @@ def mixers(model: PreTrainedModel) -> list[nn.Module]:
 
 def keep_apart(model: PreTrainedModel) -> None:
     """Have each of them see the samples of a row one by one, where `segments` are passed to the model. Done once."""
-    found = [module for module in mixers(model) if not hasattr(module, "whole_row")]
-    if not found:
+    modules = [module for module in mixers(model) if not hasattr(module, "whole_row")]
+    if not modules:
         return
     row = Row()
 
-    def begin(_: nn.Module, __: Any, given: dict[str, Any]) -> None:
-        row.segments = given.get("segments")
+    def begin(_: nn.Module, __: Any, keywords: dict[str, Any]) -> None:
+        row.segments = keywords.get("segments")
 
     text_part(model).register_forward_pre_hook(begin, with_kwargs=True)
-    for module in found:
+    for module in modules:
         module.whole_row = module.forward
         module.forward = _kept_apart(type(module), module.forward, row)
 
 
 def _kept_apart(kind: type, forward: Callable[..., Any], row: Row) -> Callable[..., Any]:
-    def apart(hidden_states: torch.Tensor, *args: Any, **given: Any) -> Any:
+    def apart(hidden_states: torch.Tensor, *args: Any, **keywords: Any) -> Any:
         if row.segments is None or len(row.segments.lengths) < 2:
-            return forward(hidden_states, *args, **given)
+            return forward(hidden_states, *args, **keywords)
         way = at_once if (kind, hidden_states.device.type) in AT_ONCE else one_by_one
-        return way(forward, row.segments, hidden_states, args, given)
+        return way(forward, row.segments, hidden_states, args, keywords)
 
     return apart
 
@@ -68,12 +68,12 @@ def one_by_one(
     segments: Segments,
     hidden_states: torch.Tensor,
     args: Sequence[Any] = (),
-    given: Mapping[str, Any] | None = None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Any:
     """`forward` of (1, length, width) hidden states, called with each sample's alone."""
     length = hidden_states.shape[1]
     parts = [_cut(value, segments, length) for value in args]
-    named = {key: _cut(value, segments, length) for key, value in (given or {}).items()}
+    named = {key: _cut(value, segments, length) for key, value in (keywords or {}).items()}
     outs = [
         forward(hidden, *(part[n] for part in parts), **{key: part[n] for key, part in named.items()})
         for n, hidden in enumerate(segments.whole(hidden_states, 1).split(segments.lengths, dim=1))
@@ -86,12 +86,12 @@ def at_once(
     segments: Segments,
     hidden_states: torch.Tensor,
     args: Sequence[Any] = (),
-    given: Mapping[str, Any] | None = None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Any:
     """The same in one call, which is told where samples begin by as many of transformers' arguments as it takes."""
     length = hidden_states.shape[1]
     parts = [_whole(value, segments, length) for value in args]
-    named = {key: _whole(value, segments, length) for key, value in (given or {}).items()}
+    named = {key: _whole(value, segments, length) for key, value in (keywords or {}).items()}
     out = forward(segments.whole(hidden_states, 1), *parts, **named | _beginnings(forward, segments))
     return _in_row([out], segments)
 
@@ -110,8 +110,8 @@ def _beginnings(forward: Callable[..., Any], segments: Segments) -> dict[str, to
     of_tokens = torch.repeat_interleave(numbers, bounds.diff(), output_size=sum(segments.lengths))[None]
     takes = inspect.signature(forward).parameters
     any_name = any(each.kind is each.VAR_KEYWORD for each in takes.values())
-    told = {"cu_seq_lens_q": bounds, "seq_idx": of_tokens}
-    return {name: value for name, value in told.items() if any_name or name in takes}
+    arguments = {"cu_seq_lens_q": bounds, "seq_idx": of_tokens}
+    return {name: value for name, value in arguments.items() if any_name or name in takes}
 
 
 def _cut(value: Any, segments: Segments, length: int) -> list[Any]:

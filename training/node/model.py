@@ -224,8 +224,8 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
     wanted = {"lora.modules_to_save": lora.modules_to_save}
     if not isinstance(lora.targets, str):
         wanted["lora.targets"] = lora.targets
-    for key, asked in wanted.items():
-        if missing := [name for name in asked if name.rsplit(".", 1)[-1] not in names]:
+    for key, module_names in wanted.items():
+        if missing := [name for name in module_names if name.rsplit(".", 1)[-1] not in names]:
             linear = sorted(n.rsplit(".", 1)[-1] for n, m in modules.items() if isinstance(m, nn.Linear))
             known = ", ".join(dict.fromkeys(linear))
             raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")

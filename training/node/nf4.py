@@ -134,10 +134,10 @@ def _notes(stacks: dict[int, Stack]) -> saved_tensors_hooks:
     return saved_tensors_hooks(noted, _again)
 
 
-def _again(kept: torch.Tensor | Note) -> torch.Tensor:
-    if isinstance(kept, torch.Tensor):
-        return kept
-    return kept.stack.unpacked().as_strided(kept.shape, kept.stride, kept.offset)
+def _again(saved: torch.Tensor | Note) -> torch.Tensor:
+    if isinstance(saved, torch.Tensor):
+        return saved
+    return saved.stack.unpacked().as_strided(saved.shape, saved.stride, saved.offset)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -296,11 +296,11 @@ def in_one_dtype(adapted: nn.Module, dtype: torch.dtype) -> None:
 
 def read(entry: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
     """The tensors of a folder in four bits whose names are wanted; of a matrix with `.weight` its scales come too."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in sorted(entry.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys() if wanted(matrix_of(name))}  # noqa: SIM118
-    return found
+            tensors |= {name: file.get_tensor(name) for name in file.keys() if wanted(matrix_of(name))}  # noqa: SIM118
+    return tensors
 
 
 def packed_names(entry: Path) -> frozenset[str]:

@@ -112,10 +112,10 @@ def _layer(model: PreTrainedModel, layer: nn.Module, number: int) -> Layer:
 
 def active_experts(config: PretrainedConfig) -> int:
     """To how many experts a token is sent. ValueError where the configuration does not say so."""
-    found = next((value for key in ACTIVE if isinstance(value := getattr(config, key, None), int)), None)
-    if found is None:
+    count = next((value for key in ACTIVE if isinstance(value := getattr(config, key, None), int)), None)
+    if count is None:
         raise ValueError(f"it does not say to how many experts a token is sent ({', '.join(ACTIVE)})")
-    return found
+    return count
 
 
 def _attention_width(config: PretrainedConfig, layer: nn.Module) -> int:
@@ -152,15 +152,15 @@ def main() -> None:
     if args.attached:
         attached.end_with_input()
     sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it, two seconds
-    found: dict[str, Any] = {}
+    outlines: dict[str, Any] = {}
     for folder in args.config:
         try:
-            found[str(folder)] = shape_of_folder(folder).to_outline()
+            outlines[str(folder)] = shape_of_folder(folder).to_outline()
             check_weights_match_config(folder)
         except (AdapterError, PlanError) as error:
             print(error, file=sys.stderr)
             sys.exit(error.exit_code)
-    print(json.dumps(found, separators=(",", ":")), flush=True)
+    print(json.dumps(outlines, separators=(",", ":")), flush=True)
     sys.exit(FINISHED)
 
 

@@ -107,15 +107,15 @@ def models_folder(run: Path) -> Path:
 def raw_data(folder: Path, downloads: Path) -> Path:
     """The run's data as the user gave them: data/train.SUFFIX or the folder data/train. A train.hub holds the name
     of a data set of the Hub, which is downloaded."""
-    found = sorted(path for path in folder.glob("train*") if path.stem == "train")
-    if len(found) != 1:
-        raise DataError(f"{folder} should hold one train file or folder, and holds {len(found)}")
-    if found[0].suffix == hub.POINTER:
-        kept = hub.download(found[0].read_text(encoding="utf-8"), downloads)
-        mark_used(kept)
+    candidates = sorted(path for path in folder.glob("train*") if path.stem == "train")
+    if len(candidates) != 1:
+        raise DataError(f"{folder} should hold one train file or folder, and holds {len(candidates)}")
+    if candidates[0].suffix == hub.POINTER:
+        dataset = hub.download(candidates[0].read_text(encoding="utf-8"), downloads)
+        mark_used(dataset)
         drop_unused(downloads.glob("*/*"))
-        return kept
-    return found[0]
+        return dataset
+    return candidates[0]
 
 
 if __name__ == "__main__":

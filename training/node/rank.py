@@ -68,12 +68,13 @@ class Rank:
         if self.is_head:
             print(text, flush=True)
 
-    def note_failure(self, failed: Failed, told: str = "") -> None:
-        """Say why this rank ends, after all else there is to tell (`told`), and leave it in logs/failure-rank-N.txt.
+    def note_failure(self, failed: Failed, stack_trace: str = "") -> None:
+        """Say why this rank ends, after all else there is to tell (`stack_trace`), and leave it in
+        logs/failure-rank-N.txt.
 
         Said first: where the disk is full, the words still reach the launcher.
         """
-        reason = f"{told}{failed.reason.rstrip()}"
+        reason = f"{stack_trace}{failed.reason.rstrip()}"
         print(f"{self.place}: {reason}", flush=True)
         emit(replace(failed, reason=(reason.splitlines() or [""])[-1]))
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -72,8 +72,8 @@ def read_tensors(
     whole = {ours: name for ours, name in origins.items() if ours not in experts}
     if missing := [name for name in whole.values() if name not in files]:
         raise AdapterError(f"the model's files hold no {missing[0]}")
-    found = _read(model_dir, files, dict.fromkeys(whole.values()), device, dtype)
-    tensors = {ours: found[name] for ours, name in whole.items()}
+    loaded = _read(model_dir, files, dict.fromkeys(whole.values()), device, dtype)
+    tensors = {ours: loaded[name] for ours, name in whole.items()}
     for ours, each in experts.items():  # one projection of one layer after another
         parts = _read(model_dir, files, [name for names in each for name in names], device, dtype)
         tensors[ours] = torch.stack([torch.cat([parts.pop(name) for name in names]) for names in each])

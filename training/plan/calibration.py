@@ -30,13 +30,13 @@ BYTES_PER_S: Range = (1e4, 1e13)
 def read_record(kind: type[T], content: str, ranges: Mapping[str, Range]) -> T:
     """A `kind` from its JSON; what it does not know is left out. `ranges`: of its numbers. Raises ValueError for what
     is none, with the first value that cannot be."""
-    found = bounded_json(content, float)
-    if not isinstance(found, dict):
+    table = bounded_json(content, float)
+    if not isinstance(table, dict):
         raise ValueError("it is no table of values")
     hints, values = get_type_hints(kind), {}
     for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass
-        if field.name in found:
-            values[field.name] = _checked(field.name, found[field.name], hints[field.name], ranges)
+        if field.name in table:
+            values[field.name] = _checked(field.name, table[field.name], hints[field.name], ranges)
         elif field.default is MISSING:
             raise ValueError(f"it lacks {field.name}")
     return kind(**values)

@@ -37,9 +37,9 @@ def records(it: Situation) -> Check:
 
 def enough_records(recipe: Recipe, samples: int, rows: int, paired: bool, held_out: int = 0) -> Check:
     """Whether there is enough to learn from; also before the data are prepared."""
-    given = many(samples, "pair") if paired else str(samples)
+    amount = many(samples, "pair") if paired else str(samples)
     apart = f" ({held_out} more held out)" if held_out else ""
-    value = f"{given} to learn from{apart}, {many(rows, 'row')}, {many(recipe.global_batch, 'row')} a step"
+    value = f"{amount} to learn from{apart}, {many(rows, 'row')}, {many(recipe.global_batch, 'row')} a step"
     if samples < FEWEST:
         cure = (
             f"too few to teach anything but themselves; some hundreds are a start, at least {FEWEST} needed; "
@@ -69,8 +69,8 @@ def few_steps(total: int) -> str:
 
 def skipped(it: Situation) -> Check:
     report = it.facts.report
-    given = report["records"] + it.facts.held_out + report["bad"]
-    value = f"{report['bad']} bad, {report['empty']} with nothing to learn, of {given}"
+    total = report["records"] + it.facts.held_out + report["bad"]
+    value = f"{report['bad']} bad, {report['empty']} with nothing to learn, of {total}"
     if it.facts.share("empty") > MOSTLY:
         return Check("left out", "error", value, "most records lose every learned token; raise max_length")
     if report["bad"] or report["empty"]:
@@ -227,9 +227,9 @@ def warmup(it: Situation) -> Check:
 def epochs(it: Situation) -> Check:
     passes = plain(it.epochs, 2)
     value = f"{passes} epoch{'s' * (passes != '1')} in {many(it.total_steps, 'step')}"
-    asked = it.recipe.epochs
-    if asked is not None and it.epochs > ROUNDED_UP * asked:
-        value += f": {asked:g} asked for, but every step takes {many(it.recipe.global_batch, 'row')}"
+    requested = it.recipe.epochs
+    if requested is not None and it.epochs > ROUNDED_UP * requested:
+        value += f": {requested:g} asked for, but every step takes {many(it.recipe.global_batch, 'row')}"
     if it.epochs > MANY_EPOCHS:
         return Check("epochs", "warning", value, "1 to 5 are usual; more learns the records by heart", estimated=True)
     if it.epochs < 1:

@@ -93,12 +93,12 @@ def machines_of(
     base = replace(base, link_from=known.link_from)
     made = known.calibration
     if not cards:
-        found = _measured(base, made, None) if made else base
+        machines = _measured(base, made, None) if made else base
     elif len(set(cards)) == 1:
-        found = _with_card(base, cards[0], made)
+        machines = _with_card(base, cards[0], made)
     else:
-        found = _mixed(base, cards, made)
-    return replace(found, corrections=corrections(known.runs, found.kinds, found.rates, ranks))
+        machines = _mixed(base, cards, made)
+    return replace(machines, corrections=corrections(known.runs, machines.kinds, machines.rates, ranks))
 
 
 def _mixed(base: PlannedMachines, cards: Sequence[Card], made: Calibration | None) -> PlannedMachines:
@@ -139,14 +139,14 @@ def _with_card(base: PlannedMachines, card: Card, made: Calibration | None) -> P
         # of the data sheet first: what is known of unpacking goes by that
         memory_bytes_per_s=memory_rate(card.name) or (its.memory_bytes_per_s if its else None),
     )
-    found = replace(base, card=card.name, card_bytes=card.bytes, usable_bytes=usable, spare_bytes=spare, rates=rates)
+    machines = replace(base, card=card.name, card_bytes=card.bytes, usable_bytes=usable, spare_bytes=spare, rates=rates)
     if its:
-        return _measured(found, its, its.card)
+        return _measured(machines, its, its.card)
     flops = sustained_flops(card.name)
     if not flops:
-        return found
+        return machines
     weakest = f"{plain(flops / 1e12)} TFLOP/s of {card.name}, from a table: not measured on these cards"
-    return replace(found, rates=replace(rates, flops=flops), flops_from="the table of cards", weakest=weakest)
+    return replace(machines, rates=replace(rates, flops=flops), flops_from="the table of cards", weakest=weakest)
 
 
 def _measured(base: PlannedMachines, made: Calibration, card: str | None) -> PlannedMachines:
@@ -221,9 +221,9 @@ class Facts(Known):
 
 def stop_tokens(metadata: ModelMetadata, tokenizer_eos: int | None) -> frozenset[int]:
     """The end-of-sequence ids of generation_config.json, else of config.json, else the tokenizer's."""
-    for found in (metadata.generation.get("eos_token_id"), metadata.config.get("eos_token_id"), tokenizer_eos):
-        if found is not None:
-            return frozenset(found) if isinstance(found, list) else frozenset({found})
+    for eos_token_id in (metadata.generation.get("eos_token_id"), metadata.config.get("eos_token_id"), tokenizer_eos):
+        if eos_token_id is not None:
+            return frozenset(eos_token_id) if isinstance(eos_token_id, list) else frozenset({eos_token_id})
     return frozenset()
 
 

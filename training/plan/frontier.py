@@ -60,13 +60,13 @@ def ways(
 ) -> tuple[RentOption, ...]:
     """Each offer by the strategy to take on it; those on which nothing fits are left out, and those with more ranks
     than a step has rows."""
-    found = []
+    options = []
     for each in offered:
         if not has_rows(each, recipe):
             continue
         if (chosen := choose(shape, recipe, each.machines, work).chosen) is not None:
-            found.append(RentOption(each, chosen))
-    return tuple(found)
+            options.append(RentOption(each, chosen))
+    return tuple(options)
 
 
 def has_rows(offered: Offered, recipe: Recipe) -> bool:
@@ -79,15 +79,15 @@ def frontier(ways: Iterable[RentOption], most: int = SHOWN) -> tuple[RentOption,
     that lie best between the two ends are kept, by the logarithm of their time."""
     timed = [each for each in ways if each.seconds is not None]
     ordered = sorted(timed, key=lambda each: (each.expense, each.seconds, each.offered.nodes, each.offered.type_name))
-    kept: list[RentOption] = []
+    unbeaten: list[RentOption] = []
     for each in ordered:
-        if not kept or _seconds(each) < _seconds(kept[-1]):
-            kept.append(each)
-    while len(kept) > max(2, most):
-        gaps = [log(_seconds(before) / _seconds(after)) for before, after in pairwise(kept)]
-        inner = min(range(1, len(kept) - 1), key=lambda place: gaps[place - 1] + gaps[place])
-        del kept[inner]
-    return tuple(kept)
+        if not unbeaten or _seconds(each) < _seconds(unbeaten[-1]):
+            unbeaten.append(each)
+    while len(unbeaten) > max(2, most):
+        gaps = [log(_seconds(before) / _seconds(after)) for before, after in pairwise(unbeaten)]
+        inner = min(range(1, len(unbeaten) - 1), key=lambda place: gaps[place - 1] + gaps[place])
+        del unbeaten[inner]
+    return tuple(unbeaten)
 
 
 def cheaper_in_numbers(ways: Sequence[RentOption]) -> tuple[RentOption, RentOption] | None:
@@ -114,11 +114,11 @@ def _seconds(way: RentOption) -> float:
 def rows(ways: Sequence[RentOption], most: int = SHOWN) -> tuple[RentOption, ...]:
     """What is worth showing: the frontier of what is in stock; where that has no times, the frontier of all, and of
     each type in stock the fewest machines that do."""
-    there = [each for each in ways if each.offered.in_stock]
-    if found := frontier(there, most):
-        return found
+    in_stock = [each for each in ways if each.offered.in_stock]
+    if unbeaten := frontier(in_stock, most):
+        return unbeaten
     fewest: dict[str, RentOption] = {}
-    for each in sorted((each for each in there if each.seconds is None), key=_price_h):
+    for each in sorted((each for each in in_stock if each.seconds is None), key=_price_h):
         fewest.setdefault(each.offered.type_name, each)
     return (*frontier(ways, most), *fewest.values())[: 2 * most]
 

@@ -45,7 +45,7 @@ def memory_options(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, 
     """Changes worth trying, each on top of the ones before; none that saves nothing. `cards`: the ranks compute on
     GPUs, where Liger's kernels choose the loss's chunks themselves."""
     rungs: list[MemoryOption] = []
-    told: dict[str, str] = {"strategy": recipe.strategy, "base_precision": recipe.base_precision}
+    current: dict[str, str] = {"strategy": recipe.strategy, "base_precision": recipe.base_precision}
     now = needed(recipe, shape, ranks, longest)
     for settings, changes, costs in _changes(recipe, ranks):
         if cards and "loss_chunk" in changes:
@@ -57,9 +57,9 @@ def memory_options(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, 
         if saves < LEAST_GIB:
             continue
         values = dict(setting.split("=") for setting in settings)
-        asked = tuple(f"{key}={value}" for key, value in values.items() if told.get(key) != value)
-        told |= values
-        rungs.append(MemoryOption(asked, saves, with_reserve(then.held(cards), cards) / GIB, costs))
+        overrides = tuple(f"{key}={value}" for key, value in values.items() if current.get(key) != value)
+        current |= values
+        rungs.append(MemoryOption(overrides, saves, with_reserve(then.held(cards), cards) / GIB, costs))
         recipe, now = changed, then
     return rungs
 

@@ -49,9 +49,9 @@ class Staging:
 
     def _numbers_of_stages(self) -> list[int]:
         table, ranks = self.recipe.pipeline, self.machines.ranks
-        given = table.stages or max(len(table.layers), len(table.checkpointed), len(table.held))
+        stages = table.stages or max(len(table.layers), len(table.checkpointed), len(table.held))
         divisors = [number for number in range(2, ranks + 1) if ranks % number == 0 and number <= self.shape.layers]
-        return [given] if given else divisors or [ranks]
+        return [stages] if stages else divisors or [ranks]
 
     def _held(self, stages: int, micro_steps: int) -> list[tuple[int, ...]]:
         if self.recipe.pipeline.held:
@@ -73,25 +73,25 @@ class Staging:
     def _split(self, stages: int, held: tuple[int, ...]) -> Split:
         """The fastest that fits, else the one that lacks least."""
         table, total = self.recipe.pipeline, self.shape.layers
-        asked = self.recipe.checkpointed(total)
-        if not table.checkpointed and "gradient_checkpointing" not in self.free and 0 < asked < total:
+        checkpointed = self.recipe.checkpointed(total)
+        if not table.checkpointed and "gradient_checkpointing" not in self.free and 0 < checkpointed < total:
             layers = table.layers or even(total, stages)  # the model's first so many layers: wherever those lie
-            return Split(layers, first_so_many(asked, layers), held)
-        found = self._filled(stages, held, fitting=True) or self._filled(stages, held, fitting=False)
-        if found is None:
+            return Split(layers, first_so_many(checkpointed, layers), held)
+        chosen = self._filled(stages, held, fitting=True) or self._filled(stages, held, fitting=False)
+        if chosen is None:
             layers = table.layers or even(total, stages)
-            return Split(layers, table.checkpointed or first_so_many(asked, layers), held)
-        return Split(tuple(each.layers for each in found), tuple(each.checkpointed for each in found), held)
+            return Split(layers, table.checkpointed or first_so_many(checkpointed, layers), held)
+        return Split(tuple(each.layers for each in chosen), tuple(each.checkpointed for each in chosen), held)
 
     def _filled(self, stages: int, held: tuple[int, ...], fitting: bool) -> Sequence[Filling] | None:
         """By the seconds of the stages that fit, or else by the bytes that they lack with as little as can be held."""
-        given = self.recipe.pipeline.layers
+        layers = self.recipe.pipeline.layers
         filled = [self._stage(stages, stage, held, fitting) for stage in range(stages)]
-        if not given:
+        if not layers:
             return shared_out(self.shape.layers, filled)
-        if any(len(found) < count for found, count in zip(filled, given, strict=True)):
+        if any(len(stage_options) < count for stage_options, count in zip(filled, layers, strict=True)):
             return None
-        return [found[count - 1] for found, count in zip(filled, given, strict=True)]
+        return [stage_options[count - 1] for stage_options, count in zip(filled, layers, strict=True)]
 
     def _stage(self, stages: int, stage: int, held: tuple[int, ...], fitting: bool) -> Sequence[Filling]:
         """What one stage can hold."""
@@ -112,10 +112,10 @@ class Staging:
             flops = rates.by_stage(stages)
             rate = flops[stage] if flops else ANY_RATE
             moved = (rates.memory_bytes_per_s if flops else None) or MOVED_A_FLOP * rate
-            found = fitting_fillings(place, self._work, rate, moved)
+            stage_options = fitting_fillings(place, self._work, rate, moved)
         else:
-            found = least_fillings(place)
-        return found[:most]
+            stage_options = least_fillings(place)
+        return stage_options[:most]
 
     @cached_property
     def _bytes(self) -> StageBytes:
@@ -127,8 +127,8 @@ class Staging:
 
     def _again(self, stage: int) -> Again:
         """How many of a stage's layers may be checkpointed."""
-        if given := self.recipe.pipeline.checkpointed:
-            return Again(given[stage], given[stage])
+        if checkpointed := self.recipe.pipeline.checkpointed:
+            return Again(checkpointed[stage], checkpointed[stage])
         total = self.shape.layers
         if "gradient_checkpointing" in self.free:
             return Again(0, total)

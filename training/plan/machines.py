@@ -160,13 +160,13 @@ def _flops(machines: PlannedMachines) -> float:
 
 def assumed(machines: PlannedMachines) -> str:
     """What a choice rests on that nobody knows, and how to know it: the end of a sentence."""
-    said = []
+    assumptions = []
     if machines.rates.flops is None:
         what = "a card" if machines.card else "a CPU"
-        said.append(f"taking {what} for {_flops(machines) / 1e12:g} TFLOP/s: fab prove measures it")
+        assumptions.append(f"taking {what} for {_flops(machines) / 1e12:g} TFLOP/s: fab prove measures it")
     if machines.rates.bytes_per_s is None and machines.ranks > 1:
-        said.append(NETWORK)
-    return "; ".join(said)
+        assumptions.append(NETWORK)
+    return "; ".join(assumptions)
 
 
 def with_network(machines: PlannedMachines) -> PlannedMachines:

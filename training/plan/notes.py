@@ -38,9 +38,11 @@ class Rounded:
 
 def four_bits_faster(search: Search, taken: Option | None) -> Rounded | None:
     """None where it would not be, the recipe has four bits or takes none, or nobody knows how fast it is."""
-    if taken is None or not taken.tokens_per_s or (asked := rounded(search)) is None:
+    if taken is None or not taken.tokens_per_s or (rounded_search := rounded(search)) is None:
         return None
-    found = choose(asked.shape, asked.recipe, asked.machines, asked.work, asked.free).chosen
-    if found is None or found.tokens_per_s is None or found.tokens_per_s <= FOUR_BITS_WORTH * taken.tokens_per_s:
+    option = choose(
+        rounded_search.shape, rounded_search.recipe, rounded_search.machines, rounded_search.work, rounded_search.free
+    ).chosen
+    if option is None or option.tokens_per_s is None or option.tokens_per_s <= FOUR_BITS_WORTH * taken.tokens_per_s:
         return None
-    return Rounded(found, found.tokens_per_s, taken.tokens_per_s)
+    return Rounded(option, option.tokens_per_s, taken.tokens_per_s)

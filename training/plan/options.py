@@ -108,8 +108,8 @@ def choose(
     options = tuple(search.best(name) for name in (STRATEGIES if "strategy" in free else [recipe.strategy]))
     chosen, reason = _chosen(options)
     fitting = [option for option in options if option.fits]
-    if len(fitting) > 1 and fitting[0].step_s is None and (said := assumed(machines)):
-        reason += f", {said}"
+    if len(fitting) > 1 and fitting[0].step_s is None and (assumption := assumed(machines)):
+        reason += f", {assumption}"
     if chosen is None and not all(option.refused for option in options):
         reason += in_four_bits(search)
     return Choice(options, search.option(recipe), chosen, reason)
@@ -117,10 +117,10 @@ def choose(
 
 def in_four_bits(search: Search) -> str:
     """What would fit if the frozen layers were rounded; empty where nothing would, or they are."""
-    if (asked := rounded(search)) is None:
+    if (rounded_search := rounded(search)) is None:
         return ""
     names = STRATEGIES if "strategy" in search.free else [search.recipe.strategy]
-    fitting = next((option for name in names if (option := asked.best(name)).fits), None)
+    fitting = next((option for name in names if (option := rounded_search.best(name)).fits), None)
     words = "its frozen layers rounded to four bits each; --set base_precision=nf4"
     return f"; {fitting.strategy} would fit with {words}" if fitting else ""
 
@@ -175,13 +175,13 @@ class Search:
 
     def best(self, strategy: str) -> Option:
         """The fastest way of a strategy that fits, else the one that lacks least."""
-        found = self._with(-self.machines.spare_bytes)._fastest(strategy)
-        if found.missing_gib:
-            found = self._fastest(strategy)
-        if found.missing_gib:
-            return replace(found, bound="memory")
-        held_back = found.order_s >= FASTER * self._with(inf)._fastest(strategy).order_s
-        return replace(found, bound="memory") if held_back and found.bound else found
+        option = self._with(-self.machines.spare_bytes)._fastest(strategy)
+        if option.missing_gib:
+            option = self._fastest(strategy)
+        if option.missing_gib:
+            return replace(option, bound="memory")
+        held_back = option.order_s >= FASTER * self._with(inf)._fastest(strategy).order_s
+        return replace(option, bound="memory") if held_back and option.bound else option
 
     def _with(self, more: float) -> Search:
         return replace(self, machines=self.machines.with_room(more))

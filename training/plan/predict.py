@@ -51,10 +51,10 @@ CHECKS: Sequence[Callable[[Situation], Check]] = (
 
 def run_checks(it: Situation, anyway: bool = False) -> list[Check]:
     """Every check, in the table's order; `anyway` turns errors that are only estimates into warnings."""
-    found = [check(it) for check in CHECKS]
+    checks = [check(it) for check in CHECKS]
     if anyway:
-        found = [replace(c, severity="warning") if c.estimated and c.severity == "error" else c for c in found]
-    return found
+        checks = [replace(c, severity="warning") if c.estimated and c.severity == "error" else c for c in checks]
+    return checks
 
 
 # What a recipe leaves to the plan is decided from the same facts as the rest of it, before the launch.
@@ -131,7 +131,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
     report = facts.report
     if not report["rows"]:
         raise PlanError("no record has anything to learn from")
-    asked, (recipe, chosen) = recipe, decided(recipe, facts)
+    original, (recipe, chosen) = recipe, decided(recipe, facts)
     if reason := cost_of(recipe).misfit(facts.shape, recipe, facts.ranks):
         raise PlanError(reason)
     tokens = micro_batch_tokens(recipe, report["longest"])
@@ -152,7 +152,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
         total,
         card=at.by_stage(len(each))[tightest],
         smaller=_smaller(recipe, facts),
-        four_bits=None if "base_precision" in named else _four_bits(asked, recipe, facts),
+        four_bits=None if "base_precision" in named else _four_bits(original, recipe, facts),
         flops_from=at.flops_from,
         correction=correction,
     )
@@ -190,9 +190,9 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
     return Plan(recipe, run_checks(situation, anyway), predicted, data)
 
 
-def _four_bits(asked: Recipe, recipe: Recipe, facts: Facts) -> Rounded | None:
+def _four_bits(original: Recipe, recipe: Recipe, facts: Facts) -> Rounded | None:
     """For a recipe that was decided from the one that was asked for."""
-    search = Search(facts.shape, asked, facts.machines, facts.work, asked.auto)
+    search = Search(facts.shape, original, facts.machines, facts.work, original.auto)
     return four_bits_faster(search, search.option(recipe))
 
 

@@ -126,8 +126,8 @@ def never_trained(kinds: Iterable[str]) -> str:
 def stored_in(config: Mapping[str, Any]) -> str:
     """Which way of fewer bits its weights are stored in; empty where they are in 16 or 32."""
     parts = [part[key] for part in (config, text_settings(config)) for key in QUANTIZED if part.get(key)]
-    said = parts[0].get("quant_method") if parts and isinstance(parts[0], Mapping) else None
-    return str(said or "an unknown way") if parts else ""
+    method = parts[0].get("quant_method") if parts and isinstance(parts[0], Mapping) else None
+    return str(method or "an unknown way") if parts else ""
 
 
 MOST_OF = {"layers": 10_000, "experts": 100_000, "vocab": 1 << 26}

@@ -87,8 +87,8 @@ def known_keys() -> list[str]:
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     # steps and epochs exclude each other: asking for one takes the recipe's other one away.
-    for asked, other in (("steps", "epochs"), ("epochs", "steps")):
-        if asked in overrides and other not in overrides:
+    for override, other in (("steps", "epochs"), ("epochs", "steps")):
+        if override in overrides and other not in overrides:
             values.pop(other, None)
     # Four bits need whole weights on each rank: a strategy that divides them, and that nobody asks for here, gives way.
     divides = values.get("strategy", LEANEST) in PARTITIONED
@@ -123,5 +123,5 @@ def _slower_lr(values: Mapping[str, Any], overrides: Mapping[str, str]) -> float
     """The learning rate of goal dpo where `overrides` ask for that, and for no rate, of a recipe that names one for
     goal sft; None elsewhere."""
     named = values.get("optimizer", {}).get("lr")
-    asked = overrides.get("goal") == DPO and values.get("goal") != DPO and "optimizer.lr" not in overrides
-    return float(f"{named / DPO_LR_DIV:.6g}") if asked and isinstance(named, int | float) else None
+    switches_to_dpo = overrides.get("goal") == DPO and values.get("goal") != DPO and "optimizer.lr" not in overrides
+    return float(f"{named / DPO_LR_DIV:.6g}") if switches_to_dpo and isinstance(named, int | float) else None

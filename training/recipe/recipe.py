@@ -154,10 +154,10 @@ class Recipe(Table):
         left = [key for key in LEFT_TO_THE_PLAN if isinstance(values, dict) and values.get(key) == "auto"]
         if not left or not isinstance(values.get("auto", ()), list | tuple):
             return values
-        given = {key: value for key, value in values.items() if key not in left}
-        if "strategy" in left and given.get("base_precision") == NF4:
-            given["strategy"] = LEANEST_WHOLE
-        return {**given, "auto": [*given.get("auto", ()), *left]}
+        explicit = {key: value for key, value in values.items() if key not in left}
+        if "strategy" in left and explicit.get("base_precision") == NF4:
+            explicit["strategy"] = LEANEST_WHOLE
+        return {**explicit, "auto": [*explicit.get("auto", ()), *left]}
 
     @field_validator("template_args")
     @classmethod
@@ -231,8 +231,8 @@ class Recipe(Table):
         """How many of a model's layers are."""
         if self.strategy == "pipeline" and self.pipeline.checkpointed:
             return min(sum(self.pipeline.checkpointed), layers)
-        asked = self.gradient_checkpointing
-        return layers * asked if isinstance(asked, bool) else min(asked, layers)
+        setting = self.gradient_checkpointing
+        return layers * setting if isinstance(setting, bool) else min(setting, layers)
 
     def total_steps(self, samples: int) -> int:
         """Optimizer steps of the whole run over a data set of `samples` rows."""
@@ -281,8 +281,10 @@ class Recipe(Table):
 def _refused_goal(recipe: Recipe) -> str:
     """Why the recipe's goal cannot be had with its other keys; empty where it can."""
     if not recipe.is_dpo:
-        said = [key for key, value in recipe.dpo if value != type(recipe.dpo).model_fields[key].default]
-        return f"dpo.{said[0]} is for goal = dpo, not {recipe.goal}; --set goal=dpo, or leave it out" if said else ""
+        changed = [key for key, value in recipe.dpo if value != type(recipe.dpo).model_fields[key].default]
+        return (
+            f"dpo.{changed[0]} is for goal = dpo, not {recipe.goal}; --set goal=dpo, or leave it out" if changed else ""
+        )
     if recipe.tuning == "full":
         return (
             "goal dpo with tuning full: the reference is the base model with the adapter off, and without an adapter "
@@ -315,7 +317,7 @@ def _refused_experts(lora: Lora) -> str:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted keys."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
+        flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flattened

@@ -60,8 +60,8 @@ def _contradiction(table: PipelineTable) -> str:
     counts = {f"pipeline.{key}": len(values) for key, values in table if key != "stages" and values}
     counts |= {"pipeline.stages": table.stages} if table.stages else {}
     if len(set(counts.values())) > 1:
-        said = " and ".join(f"{key} of {count} stages" for key, count in counts.items())
-        return f"{said} speak of different pipelines: each needs a number a stage"
+        summary = " and ".join(f"{key} of {count} stages" for key, count in counts.items())
+        return f"{summary} speak of different pipelines: each needs a number a stage"
     for stage, (before, after) in enumerate(pairwise(table.held)):
         if after > before:  # a stage would wait for a gradient that the next gives only after one activation more
             return (

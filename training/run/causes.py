@@ -138,8 +138,8 @@ def meaning(lines: Iterable[str]) -> tuple[CauseKind, str, str] | None:
 
 def meaning_of(error: BaseException) -> CauseKind:
     """What an error means, by the libraries' words in it and in those it came from."""
-    found = meaning(f"{type(each).__name__}: {each}" for each in _with_origins(error))
-    return found[0] if found else "crashed"
+    match = meaning(f"{type(each).__name__}: {each}" for each in _with_origins(error))
+    return match[0] if match else "crashed"
 
 
 def _with_origins(error: BaseException | None) -> Iterator[BaseException]:

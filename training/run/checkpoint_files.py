@@ -73,15 +73,15 @@ def _verify(folder: Path, base_model_hash: str | None) -> None:
 
 def verify_model(folder: Path) -> None:
     """Every weights file as long as its header says, no tensor empty, every tensor of the index there."""
-    found: set[str] = set()
+    tensors: set[str] = set()
     for path in folder.glob("*.safetensors"):
-        found |= whole_tensors(path)[0].keys()
+        tensors |= whole_tensors(path)[0].keys()
     index = folder / "model.safetensors.index.json"
     if index.exists():
         promised = bounded_json(index.read_text(encoding="utf-8"))["weight_map"].keys()
-        if missing := sorted(promised - found):
+        if missing := sorted(promised - tensors):
             raise FetchError(f"{folder}: {missing[0]} is in the index and in no file")
-    if not found:
+    if not tensors:
         raise FetchError(f"{folder} has no weights")
 
 

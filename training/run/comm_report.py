@@ -91,7 +91,7 @@ def best_busbw(result: Result, operation: str) -> float:
 
 def problems(result: Result, line_rate_gbps: float | None = None) -> list[str]:
     """What is wrong with a result by itself, most serious first, one sentence each."""
-    found = [
+    sentences = [
         f"{check['operation']} in {check['dtype']} gives wrong results: {check['detail']}"
         for check in result["checks"]
         if not check["ok"]
@@ -100,15 +100,15 @@ def problems(result: Result, line_rate_gbps: float | None = None) -> list[str]:
         expected = node["interface_expected"]
         wrong = ", ".join(sorted(set(node["interfaces_used"]) - {expected, "lo"}))
         if expected and wrong:
-            found.append(f"{node['node']} talks over {wrong} instead of {expected}")
-    found += _slow_pairs(result)
+            sentences.append(f"{node['node']} talks over {wrong} instead of {expected}")
+    sentences += _slow_pairs(result)
     slowest = slowest_pair(result)
     if line_rate_gbps and slowest and slowest["gbit_s"] < LINE_RATE_SHARE * line_rate_gbps:
-        found.append(
+        sentences.append(
             f"{slowest['from']} -> {slowest['to']} reaches {slowest['gbit_s']:.2f} of "
             f"{line_rate_gbps:g} Gbit/s line rate"
         )
-    return found
+    return sentences
 
 
 def _slow_pairs(result: Result) -> list[str]:

@@ -77,5 +77,7 @@ def scored(evaluation: Mapping[str, Any], loss: str) -> list[tuple[str, str, str
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
     """All that are whole: that of the split first, the others as they were made."""
-    found = [read for path in run.glob("evaluation*.json") if is_evaluation(path.name) and (read := object_in(path))]
-    return sorted(found, key=lambda each: (measured_on(each) != "", each.get("time", 0)))
+    evaluations = [
+        read for path in run.glob("evaluation*.json") if is_evaluation(path.name) and (read := object_in(path))
+    ]
+    return sorted(evaluations, key=lambda each: (measured_on(each) != "", each.get("time", 0)))

@@ -118,21 +118,21 @@ def unmistakable(line: bytes) -> bytes:
     return b" " + line if line.startswith(MARK.encode()) else line
 
 
-def row_of(told: Told, at: float) -> str:
+def row_of(rank_event: Told, at: float) -> str:
     """A line of EVENTS; `at` in seconds since 1970."""
-    return json.dumps({"at": round(at, 3), "rank": told.rank, **_content(told.event)}) + "\n"
+    return json.dumps({"at": round(at, 3), "rank": rank_event.rank, **_content(rank_event.event)}) + "\n"
 
 
 def parse_rows(text: str) -> list[Told]:
     """The events in the text of EVENTS; a line that a head cut when it lost its power is passed over."""
-    found = []
+    events = []
     for line in text.splitlines():
         with contextlib.suppress(*NO_EVENT):
             content = bounded_json(line)
             content.pop("at")
             rank = int(content.pop("rank"))
-            found.append(Told(rank, _event(content)))
-    return found
+            events.append(Told(rank, _event(content)))
+    return events
 
 
 def _content(event: Event) -> dict[str, Any]:

@@ -200,10 +200,10 @@ def parse_status(text: str) -> Status:
     One of a version that wrote no cause has UNKNOWN for it, or what its `mistake` said.
     """
     known = set(Status.__dataclass_fields__)
-    found = bounded_json(text)
-    if not isinstance(found, dict):
+    status = bounded_json(text)
+    if not isinstance(status, dict):
         raise ValueError("no status")
-    content = {key: value for key, value in found.items() if key in known}
+    content = {key: value for key, value in status.items() if key in known}
     for key, kinds in _KINDS.items():
         value = content.get(key)
         sized = is_figure(value) if isinstance(value, int | float) else isinstance(value, kinds)
@@ -213,7 +213,7 @@ def parse_status(text: str) -> Status:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     if content["state"] not in get_args(State):
         raise ValueError(f"state is {content['state']!r}")
-    content["cause"] = Cause("unusable") if found.get("mistake") is True else parse_cause(content.get("cause"))
+    content["cause"] = Cause("unusable") if status.get("mistake") is True else parse_cause(content.get("cause"))
     content["last_lines"] = tuple(str(line) for line in content.get("last_lines", ()))
     return Status(**content)
 

@@ -44,7 +44,7 @@ def _append(run: Path, row: dict[str, object]) -> None:
 
 def read_starts(run: Path) -> list[RunStart]:
     """Oldest first; none of a run that never started. A line that was cut is passed over."""
-    found: list[RunStart] = []
+    starts: list[RunStart] = []
     text = (run / STARTS).read_text(encoding="utf-8", errors="replace") if (run / STARTS).exists() else ""
     for line in text.splitlines():
         try:
@@ -53,12 +53,12 @@ def read_starts(run: Path) -> list[RunStart]:
                 continue
             if "at" in row:
                 hosts = tuple(map(str, row["hosts"]))
-                found.append(RunStart(float(row["at"]), str(row["command"]), hosts=hosts))
-            elif found:
-                found[-1] = replace(found[-1], ended=float(row["ended"]))
+                starts.append(RunStart(float(row["at"]), str(row["command"]), hosts=hosts))
+            elif starts:
+                starts[-1] = replace(starts[-1], ended=float(row["ended"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             continue
-    return found
+    return starts
 
 
 def elsewhere(starts: Sequence[RunStart]) -> list[tuple[int, tuple[str, ...]]]:

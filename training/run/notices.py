@@ -57,11 +57,11 @@ def _seconds(text: str) -> float:
 
 def parse_notices(texts: Iterable[str]) -> list[Notice]:
     """The notices among some texts; what is none is passed over."""
-    found = []
+    notices = []
     for text in texts:
         with contextlib.suppress(ValueError):
-            found.append(parse_notice(text))
-    return found
+            notices.append(parse_notice(text))
+    return notices
 
 
 def read_notices(folder: Path) -> list[Notice]:
@@ -211,10 +211,10 @@ def parse_record(text: str) -> DiskRecord | None:
     return record if record.disks else None
 
 
-def next_record(found: DiskRecord | None, cluster: str, disk: str) -> DiskRecord:
+def next_record(record: DiskRecord | None, cluster: str, disk: str) -> DiskRecord:
     """What a disk's record is to be, from the one found on it."""
-    if found is None:
+    if record is None:
         return DiskRecord(cluster, (disk,))
-    if found.disks[-1] == disk:
-        return DiskRecord(cluster, found.disks)
-    return DiskRecord(cluster, (*found.disks, disk))
+    if record.disks[-1] == disk:
+        return DiskRecord(cluster, record.disks)
+    return DiskRecord(cluster, (*record.disks, disk))

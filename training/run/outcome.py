@@ -21,21 +21,21 @@ class Outcome:
     """The node or the rank it is about; nothing where it is about all."""
 
 
-def passed(name: str, found: str) -> Outcome:
-    return Outcome(name, "pass", found)
+def passed(name: str, detail: str) -> Outcome:
+    return Outcome(name, "pass", detail)
 
 
-def failed(name: str, found: str) -> Outcome:
-    return Outcome(name, "fail", found)
+def failed(name: str, detail: str) -> Outcome:
+    return Outcome(name, "fail", detail)
 
 
 def not_here(name: str, why: str) -> Outcome:
     return Outcome(name, "not here", why)
 
 
-def judged(name: str, good: bool, found: str) -> Outcome:
+def judged(name: str, good: bool, detail: str) -> Outcome:
     """Pass or fail."""
-    return Outcome(name, "pass" if good else "fail", found)
+    return Outcome(name, "pass" if good else "fail", detail)
 
 
 def broke(name: str, error: Exception) -> Outcome:
@@ -54,12 +54,12 @@ def tried(name: str, work: Callable[[], Outcome]) -> Outcome:
 def read(rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     """Outcomes from the JSON of a node, which is data: what is no outcome raises ValueError."""
     states = {"pass", "fail", "not here"}
-    found = []
+    outcomes = []
     for row in rows:
         if row.get("state") not in states or not all(isinstance(row.get(key), str) for key in ("name", "found")):
             raise ValueError(f"no outcome: {row}")
-        found.append(Outcome(row["name"], row["state"], row["found"], str(row.get("where", ""))))
-    return found
+        outcomes.append(Outcome(row["name"], row["state"], row["found"], str(row.get("where", ""))))
+    return outcomes
 
 
 def gathered(outcomes: Sequence[Outcome]) -> list[Outcome]:

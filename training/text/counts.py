@@ -67,8 +67,8 @@ def rounded(amount: float, per: str = "") -> Decimal:
 def added(amounts: Iterable[float], per: str = "") -> float:
     """The sum of amounts as they are shown, so that a table adds up in its last digit; of those that are all too small
     to be shown, what they are."""
-    found = list(amounts)
-    return float(sum((rounded(amount, per) for amount in found), Decimal(0))) or float(sum(found))
+    terms = list(amounts)
+    return float(sum((rounded(amount, per) for amount in terms), Decimal(0))) or float(sum(terms))
 
 
 NONE = "-"

@@ -47,10 +47,10 @@ def _depth(value: Any) -> int:
 def object_in(path: Path, parse: Callable[[str], Any] = bounded_json) -> dict[str, Any]:
     """The object in a file; nothing where there is none, or half of one."""
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        content = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def is_figure(value: Any) -> bool:

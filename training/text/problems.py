@@ -87,8 +87,8 @@ def called(key: str, known: Sequence[str]) -> str:
 
 def near(key: str, known: Sequence[str]) -> str:
     """The known key that is `called` so, or one spelt like it; empty where none is near."""
-    if found := called(key, known):
-        return found
+    if match := called(key, known):
+        return match
     inner = {each.rpartition(".")[2]: each for each in reversed(known)}
     alike = get_close_matches(key, known, n=1, cutoff=LIKE_IT)
     alike = alike or [inner[each] for each in get_close_matches(key, list(inner), n=1, cutoff=LIKE_IT)]
@@ -164,22 +164,22 @@ def refusal(file: Path, sample: bytes) -> str:
 
     guesses = from_bytes(sample, cp_isolation=list(CANDIDATES)) if sample else ()
     names = {codecs.lookup(name).name: name for name in CANDIDATES}
-    if not (found := [names[codecs.lookup(guess.encoding).name] for guess in guesses]):
+    if not (encodings := [names[codecs.lookup(guess.encoding).name] for guess in guesses]):
         return f"{file}: not UTF-8, and its encoding is not recognised; save it as UTF-8"
-    name = found[0]
-    also = f" ({' and '.join(found[1:3])} would fit too)" if found[1:] else ""
-    at, fresh, kept = (shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{name}"))
-    command = f"iconv -f {name} -t UTF-8 {at} > {fresh} && mv {at} {kept} && mv {fresh} {at}"
+    name = encodings[0]
+    also = f" ({' and '.join(encodings[1:3])} would fit too)" if encodings[1:] else ""
+    at, fresh, backup = (shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{name}"))
+    command = f"iconv -f {name} -t UTF-8 {at} > {fresh} && mv {at} {backup} && mv {fresh} {at}"
     return f"{file}: not UTF-8; it looks like {name}{also}; convert it, then check that it reads well: {command}"
 
 
 def _beyond_ascii(file: Path) -> Iterator[bytes]:
     """The first lines that have letters outside ASCII, long ones cut."""
-    found, begins = 0, True
+    count, begins = 0, True
     with file.open("rb") as stream:
-        while found < LINES and (line := stream.readline(PIECE)):
+        while count < LINES and (line := stream.readline(PIECE)):
             if begins and not line.isascii():
-                found += 1
+                count += 1
                 yield line
             begins = line.endswith(b"\n")
 

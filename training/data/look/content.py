@@ -98,21 +98,21 @@ def look_from(values: Any) -> Look:
     return TypeAdapter(Look).validate_python(values)
 
 
-def surveyed(found: Survey, skip_bad: bool) -> Look:
+def surveyed(survey: Survey, skip_bad: bool) -> Look:
     """What is known without a tokenizer."""
-    return Look(found, found.bad, found.bad_shown, skip_bad, found.bad_more, found.refused)
+    return Look(survey, survey.bad, survey.bad_shown, skip_bad, survey.bad_more, survey.refused)
 
 
 def with_model(
-    found: Look, recipe: Recipe, tokenizer: Any, *, watch: DataStatistics, bad: Bad, reports: Mapping[str, Any]
+    look: Look, recipe: Recipe, tokenizer: Any, *, watch: DataStatistics, bad: Bad, reports: Mapping[str, Any]
 ) -> Look:
     """And with it. `reports`: the DataReport of each part that was made."""
     train, held_out = reports.get("train"), reports.get("validation")
     return replace(
-        found,
-        bad=max(found.bad, bad.count),
-        bad_shown=tuple(bad.shown) if bad.count >= found.bad else found.bad_shown,
-        bad_more=bad.more if bad.count >= found.bad else found.bad_more,
+        look,
+        bad=max(look.bad, bad.count),
+        bad_shown=tuple(bad.shown) if bad.count >= look.bad else look.bad_shown,
+        bad_more=bad.more if bad.count >= look.bad else look.bad_more,
         model=recipe.name,
         batching=recipe.batching,
         train_on=recipe.train_on,
@@ -179,13 +179,13 @@ def _cut(its: Lengths, positions: int | None) -> str:
     return f"{cut}, {its.cut_tokens} tokens in all{cure}{refused}"
 
 
-def _repeated(found: Repeats) -> Iterator[str]:
-    if found.duplicates:
-        yield f"{many(found.duplicates, 'record')} the same as one before"
-    held_out, more = many(found.held_out, "held-out record"), found.leaked_question
-    if found.leaked:
+def _repeated(repeats: Repeats) -> Iterator[str]:
+    if repeats.duplicates:
+        yield f"{many(repeats.duplicates, 'record')} the same as one before"
+    held_out, more = many(repeats.held_out, "held-out record"), repeats.leaked_question
+    if repeats.leaked:
         and_more = f", and the questions of {more} more" if more else ""
-        leaked = f"of {held_out} {found.leaked} in the training data too{and_more}"
+        leaked = f"of {held_out} {repeats.leaked} in the training data too{and_more}"
         yield f"{leaked}: a loss on what was learned says nothing"
     elif more:
         yield f"of {held_out} none in the training data too; the same question with another answer: {more}"

@@ -63,10 +63,10 @@ class Survey:
 
     @property
     def shapes(self) -> Counter[str]:
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for file in self.files:
-            found.update(file.shapes)
-        return found
+            counts.update(file.shapes)
+        return counts
 
     @property
     def readable(self) -> tuple[Path, ...]:
@@ -88,8 +88,8 @@ class Survey:
         """Why data like these cannot be prepared, whatever is left out; empty where they can."""
         trouble = [file.trouble for file in self.files if file.trouble]
         more = len(trouble) - MOST_BAD
-        said = [*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])]
-        return "\n".join(filter(None, [*said, self._unlike or ("" if said else self._nothing)]))
+        reasons = [*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])]
+        return "\n".join(filter(None, [*reasons, self._unlike or ("" if reasons else self._nothing)]))
 
     @property
     def _unlike(self) -> str:
@@ -111,13 +111,13 @@ def survey(source: Source, tell: Tell) -> Survey:
     """Read every record once. DataError where there is no data file."""
     bad = Bad(skip=True, most=MOST_BAD)
     done = 0
-    found, ignored = [], set[str]()
+    files, ignored = [], set[str]()
     for file in data_files(source):
         one = _surveyed(file, bad, ignored, lambda count, before=done: tell("reading", before + count))  # type: ignore[misc]
         done += one.records + one.bad
-        found.append(one)
+        files.append(one)
     tell("reading", done)
-    return Survey(tuple(found), bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
+    return Survey(tuple(files), bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
 
 
 def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], None]) -> FileSurvey:
@@ -146,5 +146,5 @@ def names_text(files: Mapping[str, Path | str]) -> str:
 
 def own_name(file: str, names: Mapping[str, str]) -> str:
     """The user's name of a file; its place in the run's data where that is not known."""
-    found = RUN_DATA.fullmatch(file)
-    return names.get(found["place"], found["place"]) if found else file
+    match = RUN_DATA.fullmatch(file)
+    return names.get(match["place"], match["place"]) if match else file

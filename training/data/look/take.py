@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 def look_into(
     source: Source,
-    found: Survey,
+    survey: Survey,
     recipe: Recipe,
     tokenizer: Any,
     config: Mapping[str, Any],
@@ -52,16 +52,16 @@ def look_into(
 ) -> Look:
     """The look at surveyed data; `config` is the model's config.json. What a run would refuse is said in it, and
     what can be learned of the files that can be read is shown all the same."""
-    look = replace(surveyed(found, skip_bad), positions=limits.positions(config))
-    if look.refused and not found.readable:
+    look = replace(surveyed(survey, skip_bad), positions=limits.positions(config))
+    if look.refused and not survey.readable:
         return look
-    bad, watch = Bad(skip=True, most=MOST_BAD), DataStatistics(found.readable_records, show, tell)
+    bad, watch = Bad(skip=True, most=MOST_BAD), DataStatistics(survey.readable_records, show, tell)
     reports: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
             limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-            reports = Build(encoder, recipe, Path(folder), bad, watch, found.readable).run(source, content="")
+            reports = Build(encoder, recipe, Path(folder), bad, watch, survey.readable).run(source, content="")
             largest = max(Prepared(Path(folder) / part).largest_id for part in reports)
             limits.check_ids(config, recipe, tokenizer, largest)
         except DataError as error:

@@ -129,15 +129,15 @@ def pieces_of(tokenizer: Any, sample: Sample) -> tuple[Piece, ...]:
     special = special_ids(tokenizer)
     learned = [place > 0 and label != IGNORED for place, label in enumerate(sample.labels[: len(ids)])]
     kinds = [(learned[place], number in special) for place, number in enumerate(ids)]
-    found, start, before = [], 0, ""
+    pieces, start, before = [], 0, ""
     for (is_learned, is_special), run in groupby(kinds):
         stop = start + len(list(run))
         text = _text(tokenizer, ids[:stop])
         # what stands before is decoded with it: some tokenizers drop a blank at the beginning of a text
         own = text[len(before) :] if text.startswith(before) else _text(tokenizer, ids[start:stop])
-        found.append(Piece(own, is_learned, is_special, stop - start))
+        pieces.append(Piece(own, is_learned, is_special, stop - start))
         start, before = stop, text
-    return tuple(found)
+    return tuple(pieces)
 
 
 def special_ids(tokenizer: Any) -> set[int]:
@@ -218,10 +218,10 @@ class Seen:
         )
 
     def _told(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[str, str], ...]:
-        found = []
+        shown = []
         for (one, other), _ in zip(pairs, range(MOST_SHOWN), strict=False):
-            found.append((self._places[one], self._places[other]))
-        return tuple(found)
+            shown.append((self._places[one], self._places[other]))
+        return tuple(shown)
 
 
 def digests(record: Record) -> tuple[int, int]:
@@ -229,13 +229,13 @@ def digests(record: Record) -> tuple[int, int]:
     if not record.turns:
         whole = _digest([record.prompt, record.completion])
         return whole, (_digest([record.prompt]) if record.prompt else whole)
-    told = [json.dumps(record.tools, sort_keys=True), json.dumps(record.template_args, sort_keys=True)]
-    asked: list[str] | None = None
+    parts = [json.dumps(record.tools, sort_keys=True), json.dumps(record.template_args, sort_keys=True)]
+    question: list[str] | None = None
     for turn in record.turns:
-        if turn["role"] == "assistant" and asked is None:
-            asked = list(told)
-        told += [turn["role"], *(text for _, text in words_of(turn))]
-    return _digest(told), _digest(told if asked is None else asked)
+        if turn["role"] == "assistant" and question is None:
+            question = list(parts)
+        parts += [turn["role"], *(text for _, text in words_of(turn))]
+    return _digest(parts), _digest(parts if question is None else question)
 
 
 def _digest(texts: Iterable[str]) -> int:

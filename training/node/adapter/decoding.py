@@ -113,17 +113,17 @@ class Voice:
         no special tokens set turns apart."""
         text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
         special = sorted(filter(None, self.tokenizer.all_special_tokens), key=len, reverse=True)
-        said, who = [], ""
+        turns, who = [], ""
         for part in re.split("|".join(map(re.escape, special)) or "(?!)", text):
             first, _, rest = OPENED.sub("", part).strip().partition("\n")
             is_name = first.strip().lower() in WHO
             who = first.strip() if is_name else who
             if words := (rest if is_name else f"{first}\n{rest}").strip():
-                said.append((f"{who}: " if who else "", words))
+                turns.append((f"{who}: " if who else "", words))
                 who = ""
-        if not special or not said:
+        if not special or not turns:
             return self.text(ids)
-        return said[0][1] if len(said) == 1 else "\n\n".join(f"{name}{words}" for name, words in said)
+        return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{name}{words}" for name, words in turns)
 
     def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """The answer's tokens one after another, until the model stops by itself or has said enough."""
@@ -153,9 +153,9 @@ def end_of_turn_id(tokenizer: Any) -> int | None:
         return None
 
 
-def all_ids(*found: Any) -> frozenset[int]:
+def all_ids(*eos_token_ids: Any) -> frozenset[int]:
     """Token ids that configurations give as one number, as a list, or not at all."""
-    each: Iterable[Any] = (one for some in found for one in (some if isinstance(some, list) else [some]))
+    each: Iterable[Any] = (one for some in eos_token_ids for one in (some if isinstance(some, list) else [some]))
     return frozenset(one for one in each if one is not None)
 
 

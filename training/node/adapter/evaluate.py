@@ -83,17 +83,17 @@ class Measured:
     """Of each pair by how many nats the chosen answer is likelier than the rejected one."""
 
 
-def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = True) -> Measured:
+def measure(model_dir: Path, adapter: Path | None, task: Asked, tuned: bool = True) -> Measured:
     """Load a model of its own, measure it, and let it go: the base with `adapter` or that whole model, or
     not `tuned` the base as that was trained beside it."""
     began = time.monotonic()
     learned = adapter if tuned else None
     model = load_tuned(model_dir, learned) if learned else load_base(model_dir, adapter)
-    each = [_loss_of(model, sample) for sample in asked.samples]
+    each = [_loss_of(model, sample) for sample in task.samples]
     loss, hits, tokens = (sum(numbers) for numbers in zip(*each, strict=True))
-    rejected = [_loss_of(model, sample)[0] for sample in asked.rejected]
-    prompts, said, wanted = _answers(model, asked)
-    scores = score(said, wanted) if said else None
+    rejected = [_loss_of(model, sample)[0] for sample in task.rejected]
+    prompts, replies, wanted = _answers(model, task)
+    scores = score(replies, wanted) if replies else None
     del model
     gc.collect()
     if device().type == "cuda":
@@ -102,15 +102,15 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
         loss=loss / tokens,
         perplexity=math.exp(min(loss / tokens, 700)),
         token_accuracy=hits / tokens,
-        samples=len(asked.samples),
+        samples=len(task.samples),
         tokens=tokens,
-        answers=len(said),
+        answers=len(replies),
         exact_match=scores.exact_match if scores else None,
         rouge_l=scores.rouge_l if scores else None,
         seconds=round(time.monotonic() - began, 2),
         examples=tuple(
             {"asked": prompt, "wanted": reference, "said": answer}
-            for prompt, reference, answer in spread(list(zip(prompts, wanted, said, strict=True)), EXAMPLES)
+            for prompt, reference, answer in spread(list(zip(prompts, wanted, replies, strict=True)), EXAMPLES)
         ),
         margins=tuple(against - of[0] for against, of in zip(rejected, each, strict=False)),
     )
@@ -131,16 +131,16 @@ def _loss_of(model: Any, sample: Sample) -> tuple[float, int, int]:
     return loss, hits, len(places)
 
 
-def _answers(model: Any, asked: Asked) -> tuple[list[str], list[str], list[str]]:
+def _answers(model: Any, task: Asked) -> tuple[list[str], list[str], list[str]]:
     """What samples ask, spread over those that ask something, what the model says to it, and what is wanted."""
-    found = spread([exchange for sample in asked.samples if (exchange := exchange_of(sample))], asked.answers)
-    said = []
-    for exchange in found:
-        chooser = Chooser(asked.voice.own, asked.sampling)
+    exchanges = spread([exchange for sample in task.samples if (exchange := exchange_of(sample))], task.answers)
+    replies = []
+    for exchange in exchanges:
+        chooser = Chooser(task.voice.own, task.sampling)
         prompt = list(exchange.prompt)
-        said.append(asked.voice.text(list(asked.voice.answer(reader(model), chooser, prompt, asked.sampling))))
-    texts = [(asked.voice.conversation(list(one.prompt)), asked.voice.text(list(one.reference))) for one in found]
-    return [prompt for prompt, _ in texts], said, [reference for _, reference in texts]
+        replies.append(task.voice.text(list(task.voice.answer(reader(model), chooser, prompt, task.sampling))))
+    texts = [(task.voice.conversation(list(one.prompt)), task.voice.text(list(one.reference))) for one in exchanges]
+    return [prompt for prompt, _ in texts], replies, [reference for _, reference in texts]
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
@@ -149,12 +149,12 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     return [items[number * len(items) // count] for number in range(count)]
 
 
-def evaluate(model_dir: Path, adapter: Path | None, asked: Asked) -> dict[str, Any]:
+def evaluate(model_dir: Path, adapter: Path | None, task: Asked) -> dict[str, Any]:
     """{"base": ..., "tuned": ...}: two models, one after the other, never the same one with an adapter in it."""
-    if not asked.samples:
+    if not task.samples:
         raise AdapterError("there is no sample to measure on")
-    base = measure(model_dir, adapter, asked, tuned=False)
-    tuned = measure(model_dir, adapter, asked) if adapter is not None else None
+    base = measure(model_dir, adapter, task, tuned=False)
+    tuned = measure(model_dir, adapter, task) if adapter is not None else None
     return {BASE: told(base), TUNED: told(tuned) | won(tuned, base) if tuned else None}
 
 
@@ -199,14 +199,17 @@ def work(args: argparse.Namespace) -> None:
     if args.attached:
         attached.end_with_input()
     voice = Voice.of(args.model, args.template_args)
-    given = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args, args.skip_bad)
-    asked = Asked(given.samples, voice, args.answers, Sampling(args.max_new_tokens), given.rejected)
-    found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
+    held_out = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args, args.skip_bad)
+    task = Asked(held_out.samples, voice, args.answers, Sampling(args.max_new_tokens), held_out.rejected)
+    evaluation: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
     if args.of:
-        found |= {"of": args.of, "learned_before": learned_before(given, args.out.parent / "data" / "prepared" / TRAIN)}
-    found |= {"time": time.time(), **evaluate(args.model, args.adapter, asked)}
-    write_atomically(args.out, json.dumps(found, indent=1) + "\n")
-    attached.tell(evaluation=found)
+        evaluation |= {
+            "of": args.of,
+            "learned_before": learned_before(held_out, args.out.parent / "data" / "prepared" / TRAIN),
+        }
+    evaluation |= {"time": time.time(), **evaluate(args.model, args.adapter, task)}
+    write_atomically(args.out, json.dumps(evaluation, indent=1) + "\n")
+    attached.tell(evaluation=evaluation)
     if (args.out.parent / METRICS).is_file():  # a run's own folder: its report shows the answers too
         make_report(args.out.parent)
 
@@ -246,24 +249,24 @@ def held_out_at(
     samples = [sample for sample, _ in encoder.samples(texts)]
     if paired:
         both = zip(samples[::2], samples[1::2], strict=True)
-        kept = [pair for pair in both if not encode.fault(pair, max_length)]
-        found = HeldOut([chosen for chosen, _ in kept], [rejected for _, rejected in kept])
+        usable = [pair for pair in both if not encode.fault(pair, max_length)]
+        held_out = HeldOut([chosen for chosen, _ in usable], [rejected for _, rejected in usable])
     else:
-        found = HeldOut([sample for sample in samples if sample.learned])
-    if not found.samples:
+        held_out = HeldOut([sample for sample in samples if sample.learned])
+    if not held_out.samples:
         raise DataError(f"{path}: no record has an answer within {max_length} tokens")
-    return found
+    return held_out
 
 
-def learned_before(given: HeldOut, trained: Path) -> int | None:
+def learned_before(held_out: HeldOut, trained: Path) -> int | None:
     """How many of the samples are, token for token, among the prepared ones; None where those do not lie there."""
     if not (trained / "report.json").is_file():
         return None
     prepared = open_prepared(trained)
-    asked = Counter(tuple(sample.ids) for sample in given.samples)
-    lengths = set(map(len, asked))
-    there = (sample.ids for number in range(prepared.rows) for sample in prepared.row(number))
-    return sum(asked.pop(tuple(ids), 0) for ids in there if len(ids) in lengths)
+    counts = Counter(tuple(sample.ids) for sample in held_out.samples)
+    lengths = set(map(len, counts))
+    trained_ids = (sample.ids for number in range(prepared.rows) for sample in prepared.row(number))
+    return sum(counts.pop(tuple(ids), 0) for ids in trained_ids if len(ids) in lengths)
 
 
 def _rendered(path: Path, encoder: Encoder, skip_bad: bool) -> tuple[list[Rendered], bool]:

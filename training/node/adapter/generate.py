@@ -181,8 +181,8 @@ class Answering(Protocol):
 def answers(model: Answering, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
     """One {"prompt", "messages", "base", "tuned"} a question; tuned is None without an adapter."""
     for messages in questions:
-        said = {who: model.answer(who, messages, sampling) for who in model.names}
-        yield {"prompt": messages[-1]["content"], "messages": messages, BASE: said[BASE], TUNED: said.get(TUNED)}
+        replies = {who: model.answer(who, messages, sampling) for who in model.names}
+        yield {"prompt": messages[-1]["content"], "messages": messages, BASE: replies[BASE], TUNED: replies.get(TUNED)}
 
 
 def serve(pair: Pair, sampling: Sampling) -> None:
@@ -191,11 +191,11 @@ def serve(pair: Pair, sampling: Sampling) -> None:
     attached.tell(ready=list(pair.names))
     attached.end_with_input(lines.put)
     while True:
-        asked = json.loads(lines.get())
+        request = json.loads(lines.get())
         for who in pair.names:
             text = ""
             try:
-                for text in pair.growing(who, asked[who], sampling):
+                for text in pair.growing(who, request[who], sampling):
                     attached.tell(who=who, text=text, done=False)
             except AdapterError as error:
                 text = f"({error})"

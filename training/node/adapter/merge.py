@@ -120,9 +120,9 @@ def _refuse_other_content(target: Path, adapter_dir: Path, adapter_hash: str, ba
         origin, same, whole = {}, False, False
     if whole:
         return
-    there = f"{step}, damaged," if same else str(origin.get("revision", "")) or "something else"
+    content = f"{step}, damaged," if same else str(origin.get("revision", "")) or "something else"
     raise AdapterError(
-        f"{target} is not empty: {there} lies there, not {step} whole; rm -r {shlex.quote(str(target))} removes it, "
+        f"{target} is not empty: {content} lies there, not {step} whole; rm -r {shlex.quote(str(target))} removes it, "
         "--to DIR says another place"
     )
 
@@ -130,13 +130,14 @@ def _refuse_other_content(target: Path, adapter_dir: Path, adapter_hash: str, ba
 def refuse_other_base(model_dir: Path, adapter_dir: Path) -> str:
     """The base's hash; AdapterError where the adapter's checkpoint is damaged or was trained on another one."""
     refuse_damaged(adapter_dir)
-    found = base_model_hash(model_dir)
-    trained_on = trainer_state(adapter_dir).get("base_model", found)
-    if trained_on != found:
+    base_hash = base_model_hash(model_dir)
+    trained_on = trainer_state(adapter_dir).get("base_model", base_hash)
+    if trained_on != base_hash:
         raise AdapterError(
-            f"{adapter_dir} was trained on another base model ({str(trained_on)[:12]}) than {model_dir} ({found[:12]})"
+            f"{adapter_dir} was trained on another base model ({str(trained_on)[:12]}) than {model_dir} "
+            f"({base_hash[:12]})"
         )
-    return found
+    return base_hash
 
 
 def _refuse_without_room(model_dir: Path, target: Path) -> None:
@@ -150,11 +151,11 @@ def _refuse_without_room(model_dir: Path, target: Path) -> None:
 
 
 def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
-    there = {text_name(tensor): tensor for tensor in places(model_dir)}
+    base_tensors = {text_name(tensor): tensor for tensor in places(model_dir)}
     config = read_config(model_dir)
-    tied = _tied(config, there)
-    extra = _untied(config, adapter, there) if tied else {}
-    foreign = sorted(adapter.parts.keys() - there.keys() - {text_name(tensor) for tensor in extra})
+    tied = _tied(config, base_tensors)
+    extra = _untied(config, adapter, base_tensors) if tied else {}
+    foreign = sorted(adapter.parts.keys() - base_tensors.keys() - {text_name(tensor) for tensor in extra})
     if tied and HEAD not in adapter.told_apart:
         foreign = [name for name in foreign if name != HEAD]  # rows of the embedding, told twice
     if foreign:
@@ -164,7 +165,7 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
             f"{adapter.folder} changes token rows of an embedding and the head that shares it each by itself, "
             "and is not understood here; take one of the two"
         )
-    tensors = list(there.values())
+    tensors = list(base_tensors.values())
     change = TensorChange(adapter, Experts(adapter, model_dir, tensors) if adapter.experts else None)
     names = shard_names(model_dir)
     for name in names:
@@ -179,15 +180,15 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
         _write_index(fresh, names)
 
 
-def _tied(config: dict[str, Any], there: Mapping[str, str]) -> bool:
+def _tied(config: dict[str, Any], base_tensors: Mapping[str, str]) -> bool:
     """Whether head and embedding are one tensor: as the model's or its text part's settings say, else by its files."""
-    said = [one["tie_word_embeddings"] for one in (config, text_settings(config)) if "tie_word_embeddings" in one]
-    return bool(said[0]) if said else HEAD not in there
+    flags = [one["tie_word_embeddings"] for one in (config, text_settings(config)) if "tie_word_embeddings" in one]
+    return bool(flags[0]) if flags else HEAD not in base_tensors
 
 
-def _untied(config: dict[str, Any], adapter: Adapter, there: Mapping[str, str]) -> dict[str, str]:
+def _untied(config: dict[str, Any], adapter: Adapter, base_tensors: Mapping[str, str]) -> dict[str, str]:
     """Tensor -> the one of the base it begins as, for those the base shares and the adapter tells apart; by their names
-    in files, which `there` has by the text part's own.
+    in files, which `base_tensors` has by the text part's own.
 
     An embedding or head trained whole, or with a LoRA, is the adapter's own: the other one stays what it was.
     """
@@ -196,9 +197,9 @@ def _untied(config: dict[str, Any], adapter: Adapter, there: Mapping[str, str]) 
     config["tie_word_embeddings"] = False
     if isinstance(config.get("text_config"), dict):
         config["text_config"]["tie_word_embeddings"] = False
-    embedding = there[EMBEDDING]
+    embedding = base_tensors[EMBEDDING]
     beside = "language_model." if embedding.startswith("language_model.") else ""
-    return {} if HEAD in there else {f"{beside}{HEAD}": embedding}
+    return {} if HEAD in base_tensors else {f"{beside}{HEAD}": embedding}
 
 
 def _write_shard(model_dir: Path, change: TensorChange, name: str, to: Path, extra: dict[str, str]) -> None:

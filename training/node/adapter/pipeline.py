@@ -150,13 +150,13 @@ class AnswerStage:
         def forward(ids: Sequence[int]) -> torch.Tensor | None:
             with torch.inference_mode():
                 if self.share.is_first:
-                    asked = {"input_ids": torch.tensor([list(ids)], device=self.device)}
+                    inputs = {"input_ids": torch.tensor([list(ids)], device=self.device)}
                 else:
                     size = (1, len(ids), self.inner.config.hidden_size)
                     hidden = torch.empty(size, dtype=self.inner.config.dtype, device=self.device)
                     dist.recv(hidden, self.share.rank - 1)
-                    asked = {"inputs_embeds": hidden}
-                out = self.inner(**asked, past_key_values=cache, use_cache=True).last_hidden_state
+                    inputs = {"inputs_embeds": hidden}
+                out = self.inner(**inputs, past_key_values=cache, use_cache=True).last_hidden_state
                 if self.share.is_last:
                     head = self.model.get_output_embeddings()
                     logits: torch.Tensor = head(out[:, -1])[0]
@@ -211,8 +211,8 @@ def main() -> int:
 
 def run(run_dir: Path) -> None:
     """What questions.json asks for, on this rank."""
-    asked = json.loads((run_dir / QUESTIONS).read_text(encoding="utf-8"))
-    model_dir = Path(asked["model"])
+    request = json.loads((run_dir / QUESTIONS).read_text(encoding="utf-8"))
+    model_dir = Path(request["model"])
     mine = device(int(os.environ["LOCAL_RANK"]))
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
@@ -221,19 +221,19 @@ def run(run_dir: Path) -> None:
     began = time.monotonic()
     adapter = run_dir / "adapter" if (run_dir / "adapter").is_dir() else None
     stage = AnswerStage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)
-    stage.voice = replace(stage.voice, template_args=asked.get("template_args", {}))
+    stage.voice = replace(stage.voice, template_args=request.get("template_args", {}))
     loaded: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(loaded, stage.loaded_bytes)
     head = stage.share.is_first
     if head:
         print(f"loaded in {time.monotonic() - began:.0f} s: {[size_text(n) for n in loaded]}", flush=True)
-    found = []
-    for answer in answers(stage, asked["questions"], Sampling(**asked["sampling"])):
-        found.append(answer)
+    answered = []
+    for answer in answers(stage, request["questions"], Sampling(**request["sampling"])):
+        answered.append(answer)
         if head:
-            print(f"answered {len(found)} of {len(asked['questions'])}", flush=True)
+            print(f"answered {len(answered)} of {len(request['questions'])}", flush=True)
     if head:
-        result = {"run_id": run_dir.name, "answers": found, "loaded_bytes": loaded}
+        result = {"run_id": run_dir.name, "answers": answered, "loaded_bytes": loaded}
         write_atomically(run_dir / RESULT, json.dumps(result, ensure_ascii=False) + "\n")
     dist.barrier()
 

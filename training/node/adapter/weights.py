@@ -139,13 +139,13 @@ class Adapter:
 
     def targets_parameter(self, name: str) -> bool:
         """Whether a parameter of the model is one of those that have a pair though they are no module's weight."""
-        return any(name == asked or name.endswith(f".{asked}") for asked in self._parameters)
+        return any(name == target or name.endswith(f".{target}") for target in self._parameters)
 
     def _place_of_pair(self, name: str) -> tuple[str, int, str] | None:
         """Of a tensor that changes experts: their module, how many pairs lie around it, and which side it is."""
         before, _, side = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
         module = before.replace(WITHIN, "")
-        owners = {asked.rpartition(".")[0] for asked in self._parameters}
+        owners = {target.rpartition(".")[0] for target in self._parameters}
         if not any(module == owner or module.endswith(f".{owner}") for owner in owners):
             return None
         return module, before.count(WITHIN), side
@@ -287,10 +287,10 @@ def _adapted(
         if not (pairs := left.pop(path, None)):
             continue
         names = [name for name, p in module.named_parameters(recurse=False) if id(p) in experts]
-        asked = [name for name in names if adapter.targets_parameter(f"{path}.{name}")]
-        if len(asked) != len(pairs):
-            raise AdapterError(f"{adapter.folder} is not for this model: {path} has {len(asked)} such parameters")
-        for name, pair in zip(asked, pairs, strict=True):
+        targeted = [name for name in names if adapter.targets_parameter(f"{path}.{name}")]
+        if len(targeted) != len(pairs):
+            raise AdapterError(f"{adapter.folder} is not for this model: {path} has {len(targeted)} such parameters")
+        for name, pair in zip(targeted, pairs, strict=True):
             yield f"{path}.{name}", getattr(module, name), bool(getattr(module, "is_transposed", False)), pair
     if left:
         raise AdapterError(f"{adapter.folder} is not for this model, which has no {sorted(left)[0]}")
@@ -303,25 +303,25 @@ def pieces_of(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Exper
     renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     by_source = {source: one for one in converters for source in one.source_patterns}
-    found, own = {}, model.state_dict()
+    pieces, own = {}, model.state_dict()
     for tensor in tensors:
         name, source = rename_source_key(tensor, renamings, converters, model.base_model_prefix, own)
         number = NUMBER.search(tensor)
         if source is None:
-            found[tensor] = ExpertPart(name)
+            pieces[tensor] = ExpertPart(name)
         elif number and _stacks(by_source[source]):
             sources = by_source[source].source_patterns
-            found[tensor] = ExpertPart(name, int(number[1]), sources.index(source), len(sources))
-    return found
+            pieces[tensor] = ExpertPart(name, int(number[1]), sources.index(source), len(sources))
+    return pieces
 
 
 def first_hole(pieces: Mapping[str, ExpertPart], shapes: Mapping[str, torch.Size]) -> str:
     """The first of these parameters that `pieces` do not make up; empty where they make up all."""
-    found = Counter(piece.parameter for piece in pieces.values())
+    counts = Counter(piece.parameter for piece in pieces.values())
     wanted = dict.fromkeys(shapes, 1)
     for piece in pieces.values():
         wanted[piece.parameter] = 1 if piece.expert is None else piece.parts * shapes[piece.parameter][0]
-    return min((name for name, count in wanted.items() if found[name] != count), default="")
+    return min((name for name, count in wanted.items() if counts[name] != count), default="")
 
 
 def _stacks(converter: WeightConverter) -> bool:

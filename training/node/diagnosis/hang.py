@@ -172,11 +172,11 @@ def straggler(states: Sequence[RankState], silent_s: float) -> Straggler:
 def _latest(states: Sequence[RankState]) -> tuple[RankState | None, str]:
     """The rank to blame, by the surest sign there is, and in words what it did."""
     for letter, words in (("?", "is gone"), ("Z", "is dead"), ("T", "is stopped by a signal"), ("t", "is stopped")):
-        if found := [state for state in states if state.state == letter]:
-            return found[0], words
+        if suspects := [state for state in states if state.state == letter]:
+            return suspects[0], words
     fell = "fell behind"
-    if found := _fewest_enqueued(states):
-        return found[0], fell
+    if suspects := _fewest_enqueued(states):
+        return suspects[0], fell
     idle = [state for state in states if not state.waits]
     if idle and len(idle) < len(states):
         return min(idle, key=lambda state: -1 if state.step is None else state.step), fell

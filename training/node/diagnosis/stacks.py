@@ -85,7 +85,7 @@ def enqueued(stem: str, rank: int) -> dict[str, int]:
     pipe, file = Path(f"{stem}{rank}.pipe"), Path(f"{stem}{rank}")
     if not pipe.exists():
         return {}
-    asked = time.time()
+    requested_at = time.time()
     with contextlib.suppress(OSError):  # nobody reads it any more
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         os.write(descriptor, b"1\n")
@@ -93,7 +93,7 @@ def enqueued(stem: str, rank: int) -> dict[str, int]:
     deadline = time.monotonic() + RECORDER_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            if file.stat().st_mtime >= asked - 1:
+            if file.stat().st_mtime >= requested_at - 1:
                 return parse_recorder(pickle.loads(file.read_bytes()))
         time.sleep(0.2)
     return {}

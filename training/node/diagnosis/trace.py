@@ -50,8 +50,8 @@ def clock_of(trace: Mapping[str, Any]) -> Clock:
         if event["ph"] == "X" and _ALL_WAIT.fullmatch(event["name"]):
             spans[event["name"]].append((event["ts"], event["ts"] + event["dur"]))
     first_us = min((event["ts"] for event in timed), default=0.0)
-    found = {name: sorted(each) for name, each in spans.items()}
-    return Clock(int(trace.get("baseTimeNanoseconds", 0)), first_us, found)
+    collectives = {name: sorted(each) for name, each in spans.items()}
+    return Clock(int(trace.get("baseTimeNanoseconds", 0)), first_us, collectives)
 
 
 def shift_us(clock: Clock, reference: Clock) -> float:

@@ -28,8 +28,8 @@ _NUMBER = re.compile(r"Xid \([^)]*\): (\d+)")
 
 def xid_lines(dmesg: str, booted: float, since: float) -> list[str]:
     """The last lines about a GPU since then; `booted` and `since` in seconds since the epoch."""
-    found = [match["text"] for match in _LINE.finditer(dmesg) if booted + float(match["uptime_s"]) >= since]
-    return ["".join(c if c.isprintable() else "?" for c in text)[:WIDTH] for text in found[-MOST:]]
+    lines = [match["text"] for match in _LINE.finditer(dmesg) if booted + float(match["uptime_s"]) >= since]
+    return ["".join(c if c.isprintable() else "?" for c in text)[:WIDTH] for text in lines[-MOST:]]
 
 
 @dataclass(frozen=True)

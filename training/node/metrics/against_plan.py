@@ -51,8 +51,8 @@ def _is_plain(recipe: Mapping[str, Any]) -> bool:
 def resumed_from(run: Path) -> list[int]:
     """The steps its starts went on from."""
     events = run / EVENTS
-    told = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
-    return [each.event.step for each in told if isinstance(each.event, Resumed)]
+    rows = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
+    return [each.event.step for each in rows if isinstance(each.event, Resumed)]
 
 
 def pace_watch(run: Path) -> PaceWatch:
@@ -73,8 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run folder")
     run: Path = parser.parse_args().run.resolve()
-    if (found := measured(run, time.time())) is not None:
-        write_atomically(run / MEASURED, measured_text(found))
+    if (measurement := measured(run, time.time())) is not None:
+        write_atomically(run / MEASURED, measured_text(measurement))
 
 
 if __name__ == "__main__":

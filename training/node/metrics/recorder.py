@@ -109,13 +109,13 @@ class Recorder:
 
 def versions() -> dict[str, str]:
     """Of Python and of what decides the numbers, as far as it is installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 class _TensorBoard:

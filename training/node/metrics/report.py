@@ -166,8 +166,8 @@ def _cost(status: Row, now: float) -> str:
 def _reason(status: Row, say: Say) -> str:
     """Why it ended, as the supervisor said it; of a run that was asked to stop in the page's language."""
     cause = parse_cause(status.get("cause"))
-    asked = status.get("state") == "stopped" and cause.kind == "asked" and cause.saved is not None
-    return say(ASKED[cause.saved is True]) if asked else str(status.get("reason") or "")
+    stop_requested = status.get("state") == "stopped" and cause.kind == "asked" and cause.saved is not None
+    return say(ASKED[cause.saved is True]) if stop_requested else str(status.get("reason") or "")
 
 
 def _loading(run: Path, step: int | None, say: Say) -> tuple[list[str], list[str]] | None:
@@ -184,10 +184,10 @@ def _rows(path: Path) -> list[Row]:
     return parse_metrics(path.read_bytes())[0] if path.exists() else []
 
 
-def _look(kept: Any) -> Look | None:
+def _look(content: Any) -> Look | None:
     """What was seen in the data when they were prepared; None where nothing was kept."""
     try:
-        return look_from(kept)
+        return look_from(content)
     except ValueError:
         return None
 
@@ -201,8 +201,8 @@ def _checkpoint(folder: Path) -> int | None:
 
 def _resumes(events: Path) -> list[tuple[int, int]]:
     """The steps gone on from, and how many ranks had saved them."""
-    told = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
-    return [(each.event.step, each.event.ranks) for each in told if isinstance(each.event, Resumed)]
+    rows = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
+    return [(each.event.step, each.event.ranks) for each in rows if isinstance(each.event, Resumed)]
 
 
 def _seconds(status: Row, starts: Sequence[RunStart], now: float) -> float | None:

@@ -42,31 +42,31 @@ def tiles(
     steps: Sequence[NumberRow], evaluations: Sequence[NumberRow], spent: RunCost, say: Say = ENGLISH
 ) -> list[tuple[str, str, str]]:
     """What one wants to know first: name, value, a remark."""
-    found: list[tuple[str, str, str]] = []
+    summary: list[tuple[str, str, str]] = []
     if steps:
         last = steps[-1]
         done = say("{step} of {total}", step=last["step"], total=last["total_steps"])
-        found.append((say("steps"), done, say("{epoch} epochs", epoch=f"{last['epoch']:.2f}")))
+        summary.append((say("steps"), done, say("{epoch} epochs", epoch=f"{last['epoch']:.2f}")))
         began = say("from {first}", first=number(steps[0]["loss"]))
-        found.append((say("training loss"), number(last["loss"]), began))
+        summary.append((say("training loss"), number(last["loss"]), began))
     if best := min(
         (row for row in evaluations if row["validation_loss"] is not None),
         key=itemgetter("validation_loss"),
         default=None,
     ):
         name = "best validation loss (DPO)" if of_pairs(evaluations) else "best validation loss"
-        found.append((say(name), number(best["validation_loss"]), _remark(best, say)))
+        summary.append((say(name), number(best["validation_loss"]), _remark(best, say)))
     if steps:
         speed = statistics.median(row["tokens_per_s"] for row in steps)
         mfu = [row["mfu"] for row in steps if row.get("mfu") is not None]
         share = f"MFU {statistics.median(mfu):.0%}" if mfu else say("median")
-        found.append((say("useful tokens/s"), f"{speed:,.0f}", share))
+        summary.append((say("useful tokens/s"), f"{speed:,.0f}", share))
         most = size_text(max(row["memory_gib"] for row in steps) * 2**30)
-        found.append((say("memory"), most, say("peak over all ranks")))
+        summary.append((say("memory"), most, say("peak over all ranks")))
     over = say("over {count} starts", count=spent.starts) if spent.starts > 1 else ""
-    found.append((say("time"), duration(spent.seconds, say), over if spent.starts else say("of the last start")))
-    found.append((say("cost"), *_cost(spent, say)))
-    return found
+    summary.append((say("time"), duration(spent.seconds, say), over if spent.starts else say("of the last start")))
+    summary.append((say("cost"), *_cost(spent, say)))
+    return summary
 
 
 def of_pairs(evaluations: Sequence[NumberRow]) -> bool:
@@ -205,8 +205,8 @@ def data(report: Row, held_out: Row) -> list[tuple[str, str, str]]:
     together stands once."""
     apart = {key: value for key, value in held_out.items() if key not in OF_BOTH}
     counts = COUNTS | ({"longest": LONGEST_PAIR} if report.get("pairs") else {})
-    found = [(words, _count(key, report.get(key)), _count(key, apart.get(key))) for key, words in counts.items()]
-    return [row for row in found if row[1] or row[2]]
+    rows = [(words, _count(key, report.get(key)), _count(key, apart.get(key))) for key, words in counts.items()]
+    return [row for row in rows if row[1] or row[2]]
 
 
 def _count(key: str, value: Any) -> str:
@@ -219,14 +219,14 @@ def _count(key: str, value: Any) -> str:
 
 def files(run: Path, look: Look | None, names: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """Name, size, records and sha256 of each file of the data; where it does not lie beside the run, no sha256."""
-    found = []
+    rows = []
     for file in look.survey.files if look else ():
         name = file.name.rpartition("/data/")[2]
         path = next((path for path in (run / "data" / name, Path(file.name)) if path.is_file()), None)
         digest = sha256_of(path) if path else ""
         shown = own_name(file.name, names).rpartition("/")[2]
-        found.append((shown, size_text(file.size, 1000), f"{file.records:,}", digest))
-    return found
+        rows.append((shown, size_text(file.size, 1000), f"{file.records:,}", digest))
+    return rows
 
 
 def answers(evaluation: Row) -> dict[str, Any]:

@@ -116,8 +116,8 @@ def of_sums(correct: float, rewards: Sequence[float], counted: int) -> dict[str,
     if not rewards:
         return {"token_accuracy": correct / counted}
     chosen, rejected = (each / counted for each in rewards)
-    told = {"chosen_reward": chosen, "rejected_reward": rejected, "reward_margin": chosen - rejected}
-    return {"token_accuracy": None, "reward_accuracy": correct / counted, **told}
+    reward_metrics = {"chosen_reward": chosen, "rejected_reward": rejected, "reward_margin": chosen - rejected}
+    return {"token_accuracy": None, "reward_accuracy": correct / counted, **reward_metrics}
 
 
 def rewarded(accuracy: float | None, margin: float | None) -> str:
@@ -144,9 +144,9 @@ def keep_until(path: Path, step: int) -> None:
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if _step(line) <= step]
+    retained = [line for line in lines if _step(line) <= step]
     fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    fresh.write_text("".join(f"{line}\n" for line in retained), encoding="utf-8")
     fresh.replace(path)
 
 

@@ -40,17 +40,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--model", "--adapter", "--to"):
         parser.add_argument(name, type=Path, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        merge(given.model, given.adapter, given.to)
-        beside, merged = Pair(given.model, given.adapter), Pair(given.to, None)
+        merge(arguments.model, arguments.adapter, arguments.to)
+        beside, merged = Pair(arguments.model, arguments.adapter), Pair(arguments.to, None)
         base, tuned, one = logits(beside, BASE), logits(beside, TUNED), logits(merged, BASE)
         few = Sampling(max_new_tokens=16)
-        said = [pair.answer(who, QUESTION, few) for pair, who in ((beside, TUNED), (merged, BASE))]
+        answers = [pair.answer(who, QUESTION, few) for pair, who in ((beside, TUNED), (merged, BASE))]
     finally:
-        shutil.rmtree(given.to, ignore_errors=True)
+        shutil.rmtree(arguments.to, ignore_errors=True)
     off, learned = float((one - tuned).norm() / tuned.norm()), float((base - tuned).norm() / tuned.norm())
-    same = "the same answer" if said[0] == said[1] else "answers that part where two tokens are as likely"
+    same = "the same answer" if answers[0] == answers[1] else "answers that part where two tokens are as likely"
     words = f"merged is off by {off:.1e} of the logits, the base by {learned:.1e}; {same}"
     print(json.dumps(as_rows([judged("adapter, merge, generate", off < min(TOLERANCE, learned), words)])))
     return 0

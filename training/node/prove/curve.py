@@ -119,13 +119,13 @@ def walk(recipe: Recipe, model_dir: Path) -> Curve:
     rank, world = dist.get_rank(), dist.get_world_size()
     strategy = build(recipe, model_dir, world)
     rng.seed_all(recipe.seed + 1 + rank)
-    given, order = samples(), Order(SAMPLES, recipe.seed, recipe.global_batch)
+    dataset, order = samples(), Order(SAMPLES, recipe.seed, recipe.global_batch)
     losses, norms = [], []
     for step in range(STEPS):
         numbers = order.step(step)
-        learned = sum(given[number].learned for number in numbers)
+        learned = sum(dataset[number].learned for number in numbers)
         mine = micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
-        batches = [collate([[given[n]] for n in part], 0, recipe.batching) for part in mine]
+        batches = [collate([[dataset[n]] for n in part], 0, recipe.batching) for part in mine]
         total = strategy.forward_backward(batches, 1 / learned).loss.double()
         dist.all_reduce(total)
         losses.append(total.item() / learned)

@@ -181,8 +181,8 @@ def gap(ours: torch.Tensor, right: torch.Tensor) -> float:
 
 def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
     """With and without a window that is shorter than the longest samples."""
-    found = [_against_a_mask(on, dtype, window) for window in (None, WINDOW)]
-    off, apart = max(off for off, _ in found), all(apart for _, apart in found)
+    comparisons = [_against_a_mask(on, dtype, window) for window in (None, WINDOW)]
+    off, apart = max(off for off, _ in comparisons), all(apart for _, apart in comparisons)
     words = f"off by {off:.1e}; a changed neighbour {'changes nothing' if apart else 'LEAKS into the others'}"
     return judged(ATTENTION, apart and off < TOLERANCE[dtype], words)
 
@@ -192,9 +192,9 @@ def _against_a_mask(on: torch.device, dtype: torch.dtype, window: int | None) ->
     neighbour changes nothing."""
     generator = torch.Generator().manual_seed(0)
     length = sum(LENGTHS)
-    given = [torch.randn(1, heads, length, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    projections = [torch.randn(1, heads, length, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     slope = torch.randn(1, length, HEADS, WIDTH, generator=generator)
-    right = [t.clone().requires_grad_() for t in given]
+    right = [t.clone().requires_grad_() for t in projections]
     sample = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     mask = (sample[:, None] == sample[None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     mask = mask if window is None else mask.triu(1 - window)
@@ -210,10 +210,10 @@ def _against_a_mask(on: torch.device, dtype: torch.dtype, window: int | None) ->
         out.backward(slope.to(out))
         return out.detach(), [t.grad for t in mine if t.grad is not None]
 
-    out, grads = ours(given)
+    out, grads = ours(projections)
     off = [gap(out, wanted.detach())]
     off += [gap(mine, theirs.grad) for mine, theirs in zip(grads, right, strict=True) if theirs.grad is not None]
-    others = [t.clone() for t in given]
+    others = [t.clone() for t in projections]
     for tensor in others:
         tensor[:, :, : LENGTHS[0]] += 1  # the first sample becomes another
     changed, other_grads = ours(others)
@@ -275,16 +275,16 @@ def _liger(on: torch.device, dtype: torch.dtype, rates: dict[str, Any]) -> Outco
         return not_here(LIGER, NO_GPU)
     if importlib.util.find_spec("liger_kernel") is None:
         return not_here(LIGER, "liger-kernel is not installed")
-    found = liger.agreement(HIDDEN, VOCABULARY[on.type], dtype, on)
+    comparison = liger.agreement(HIDDEN, VOCABULARY[on.type], dtype, on)
     _, _, own_s, own_gib = _measured(on, dtype, "own")
     _, _, seconds, peak = _measured(on, dtype, "liger")
-    words = f"value off by {found.value:.1e} from ours, gradient by {found.gradient:.1e}"
+    words = f"value off by {comparison.value:.1e} from ours, gradient by {comparison.gradient:.1e}"
     held, own = (size_text(gib * 2**30) for gib in (peak, own_gib))
     against = f"{seconds * 1e3:.0f} ms, {held} against ours {own_s * 1e3:.0f} ms, {own}"
-    if found.within(dtype):
+    if comparison.within(dtype):
         rates |= {"own_loss_s": own_s, "liger_loss_s": seconds}
-    kept = "ours" if own_s < seconds or not found.within(dtype) else "Liger's"
-    return judged(LIGER, found.within(dtype), f"{words}; {against}; training takes {kept}")
+    choice = "ours" if own_s < seconds or not comparison.within(dtype) else "Liger's"
+    return judged(LIGER, comparison.within(dtype), f"{words}; {against}; training takes {choice}")
 
 
 if __name__ == "__main__":

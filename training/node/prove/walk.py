@@ -116,11 +116,11 @@ class Walk:
         pair = f"; slowest {slowest['from']} -> {slowest['to']} {slowest['gbit_s']:.2f} Gbit/s" if slowest else ""
         wrong = comm_report.wrong_results(result)
         kinds = sorted({check["dtype"] for check in result["checks"]})
-        said = [f"{len(result['checks']) // len(kinds)} operations in {', '.join(kinds)}"]
+        lines = [f"{len(result['checks']) // len(kinds)} operations in {', '.join(kinds)}"]
         if wrong:
-            said = comm_report.check_lines({**result, "checks": [c for c in result["checks"] if not c["ok"]]})
+            lines = comm_report.check_lines({**result, "checks": [c for c in result["checks"] if not c["ok"]]})
         return [
-            judged("collectives are right", not wrong, "; ".join(said)),
+            judged("collectives are right", not wrong, "; ".join(lines)),
             judged("network", not any(n["interface_expected"] for n in strays), "; ".join([f"{speed}{pair}", *hints])),
         ]
 
@@ -139,14 +139,14 @@ class Walk:
                 yield self.strategy(name, stage, again, Path(folder))
 
     def strategy(self, name: str, stage: str, again: bool, model_dir: Path) -> Outcome:
-        began, said = time.monotonic(), ""
+        began, problem = time.monotonic(), ""
         try:
             seen = curve.walk(curve.recipe_of(stage, again, self.rank.place.world_size), model_dir)
         except Exception as error:  # on every rank alike; where it is on one alone the others' collective ends the walk
-            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             print(f"{name}: {traceback.format_exc()}", flush=True)
         errors: list[Any] = [None] * self.rank.place.world_size
-        dist.all_gather_object(errors, said)
+        dist.all_gather_object(errors, problem)
         if any(errors):
             return failed(name, next(filter(None, errors)))
         off = seen.apart(curve.stored())

@@ -71,9 +71,9 @@ def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
     needed = offloaded + (saved_bytes(facts, recipe) if saves else 0)
     available = available_ram()
     if needed > available:
-        asked = [f"offload.{key}" for key in ("optimizer", "parameters") if getattr(recipe.offload, key)]
-        asked += ["saving with tuning = full"] if saves else []
+        consumers = [f"offload.{key}" for key in ("optimizer", "parameters") if getattr(recipe.offload, key)]
+        consumers += ["saving with tuning = full"] if saves else []
         raise RecipeError(
-            f"{' and '.join(asked)} need{'s' if len(asked) == 1 else ''} {size_text(needed)} of RAM on this node, "
-            f"{size_text(available)} are available; offload less, take more RAM, or tune less"
+            f"{' and '.join(consumers)} need{'s' if len(consumers) == 1 else ''} {size_text(needed)} of RAM on this "
+            f"node, {size_text(available)} are available; offload less, take more RAM, or tune less"
         )

@@ -57,7 +57,7 @@ class Pipeline:
         references = self._references(batches)
         crossing = self._crossing(batches, self._learns)
         learns, last = self._learns[self._neighbours.stage], self._stage.share.is_last
-        kept: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        pending: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for kind, number in passes(len(batches), self._held[self._neighbours.stage]):
             if kind == "forward":
                 with torch.set_grad_enabled(learns):
@@ -66,9 +66,9 @@ class Pipeline:
                     total += out.detach()
                     out = out[0] * (scale * self.optimizer.scale.value)
                 if learns:
-                    kept[number] = hidden, out
+                    pending[number] = hidden, out
             elif learns:
-                hidden, out = kept.pop(number)
+                hidden, out = pending.pop(number)
                 out.backward(crossing.gradient(number))
                 if hidden is not None and crossing.goes_back:
                     assert hidden.grad is not None
@@ -93,16 +93,16 @@ class Pipeline:
     def _references(self, batches: Sequence[Batch]) -> list[torch.Tensor | None]:
         """Of each micro-batch of pairs what the base model gives its answers, known to the last stage; all of them pass
         before the model that learns does, and nothing of them is kept but that."""
-        found: list[torch.Tensor | None] = [None] * len(batches)
+        references: list[torch.Tensor | None] = [None] * len(batches)
         if not self._is_dpo:
-            return found
+            return references
         crossing = self._crossing(batches, [False] * len(self._held))
         with torch.no_grad(), self._stage.adapter.off():
             for number, batch in enumerate(batches):
                 _, out = self._forward(batch, number, crossing)
-                found[number] = out if self._stage.share.is_last else None
+                references[number] = out if self._stage.share.is_last else None
         crossing.finish()
-        return found
+        return references
 
     def _forward(
         self, batch: Batch, number: int, crossing: Crossing, reference: torch.Tensor | None = None

@@ -86,8 +86,8 @@ class StageModel(nn.Module):
         """`hidden`: (rows, length, width) of the stage before; None on the first. `reference`: of pairs what the base
         model gives their answers; where it is asked for that itself, the last stage gives it."""
         isolation = {"attention_mask": attention_mask} if segments is None else {"segments": segments}
-        given = {"input_ids": input_ids} if hidden is None else {"inputs_embeds": hidden}
-        out = self._decoder[0](**given, position_ids=position_ids, use_cache=False, **isolation)
+        inputs = {"input_ids": input_ids} if hidden is None else {"inputs_embeds": hidden}
+        out = self._decoder[0](**inputs, position_ids=position_ids, use_cache=False, **isolation)
         states: torch.Tensor = out.last_hidden_state
         if self._head is None:
             return states
@@ -187,9 +187,9 @@ def fill_packed(
 
     packed = nf4.packed_names(entry)
     ours = {own: name for name, own in wanted.items() if own in packed}
-    found = nf4.read(entry, ours.__contains__)
-    matrices = {name: nf4.matrix_of(name) for name in found}
-    tensors = {ours[own] + name.removeprefix(own): found[name] for name, own in matrices.items()}
+    loaded = nf4.read(entry, ours.__contains__)
+    matrices = {name: nf4.matrix_of(name) for name in loaded}
+    tensors = {ours[own] + name.removeprefix(own): loaded[name] for name, own in matrices.items()}
     nf4.fill(held, tensors, dtype, device)
     return {name: own for name, own in wanted.items() if own not in packed}
 

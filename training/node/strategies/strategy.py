@@ -46,8 +46,8 @@ class LossSums:
         """fp64, as a loss model gives them."""
         import torch
 
-        told = torch.stack((self.loss.double(), self.correct.double()))
-        return told if self.rewards is None else torch.cat((told, self.rewards.double()))
+        sums = torch.stack((self.loss.double(), self.correct.double()))
+        return sums if self.rewards is None else torch.cat((sums, self.rewards.double()))
 
 
 @dataclass(frozen=True)

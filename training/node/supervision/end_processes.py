@@ -22,7 +22,7 @@ TERM_GRACE_S = 5.0
 def processes_of(run_dir: str) -> list[int]:
     """Pids of the run's processes, this one excepted."""
     wanted = f"{RUN_VARIABLE}={run_dir}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -32,8 +32,8 @@ def processes_of(run_dir: str) -> list[int]:
         except OSError:  # it ended meanwhile, or is not ours to read
             continue
         if wanted in environment and not zombie:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def _signal_all(pids: list[int], number: signal.Signals) -> None:
@@ -65,10 +65,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.list:
         left = processes_of(arguments.run)
-        found = len(left)
+        count = len(left)
     else:
-        found, left = sweep(arguments.run)
-    print(json.dumps({"found": found, "left": left}))
+        count, left = sweep(arguments.run)
+    print(json.dumps({"found": count, "left": left}))
 
 
 if __name__ == "__main__":

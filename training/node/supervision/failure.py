@@ -130,8 +130,8 @@ class Observation:
     def symptoms(self) -> list[Symptom]:
         """Everything that went wrong so far, the likeliest origin first."""
         hung = [self.hung] if self.hung else []
-        found = [*hung, *self._of_nodes(), *self._of_gpus(), *self._of_ranks()]
-        return sorted(found, key=lambda symptom: symptom.weight)
+        symptoms = [*hung, *self._of_nodes(), *self._of_gpus(), *self._of_ranks()]
+        return sorted(symptoms, key=lambda symptom: symptom.weight)
 
     def _of_nodes(self) -> Iterable[Symptom]:
         others = [host.name for host in self.launch.hosts[1:]]
@@ -195,16 +195,16 @@ def rank_end(end: Ended, failed: Failed | None, lines: list[str]) -> tuple[int, 
     if end.code < 0 and end.code != -signal.SIGABRT:
         return 2, Cause("killed", signal=-end.code), f"was killed by signal {-end.code} ({_signal_name(-end.code)})"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
-    said = failed.reason if failed else last
+    reason = failed.reason if failed else last
     if end.code == PEER_LOST:
         weight = 8 if failed and failed.follows else SECONDARY
-        return weight, Cause("peer_lost", peer=failed.peer if failed else None), f"left by itself: {said}"
+        return weight, Cause("peer_lost", peer=failed.peer if failed else None), f"left by itself: {reason}"
     if end.code in SPOKEN:
-        return 3, Cause(OF_CODE[end.code]), f"could not go on: {said}"
-    return _broke(end.code, failed, said, lines)
+        return 3, Cause(OF_CODE[end.code]), f"could not go on: {reason}"
+    return _broke(end.code, failed, reason, lines)
 
 
-def _broke(code: int, failed: Failed | None, said: str, lines: list[str]) -> tuple[int, Cause, str]:
+def _broke(code: int, failed: Failed | None, reason: str, lines: list[str]) -> tuple[int, Cause, str]:
     """The end of a rank that says no more by its code: an error nobody foresaw, or an assertion of some library."""
 
     def cause(kind: CauseKind) -> Cause:
@@ -214,20 +214,20 @@ def _broke(code: int, failed: Failed | None, said: str, lines: list[str]) -> tup
     if failed and failed.cause in _KNOWN:
         weight, words = _KNOWN[failed.cause]
         meant = causes.meaning(telling)
-        _, found, line = meant if meant and meant[0] == failed.cause else (None, said, said)
-        return weight, cause(failed.cause), words.format(words=found[:WIDTH], line=line[:WIDTH], code=code)
+        _, phrase, line = meant if meant and meant[0] == failed.cause else (None, reason, reason)
+        return weight, cause(failed.cause), words.format(words=phrase[:WIDTH], line=line[:WIDTH], code=code)
     if code > 0:
         telling = telling[-LAST_LINES:]
     if code > 0 and not telling and not failed:
         return SECONDARY, cause("crashed"), f"ended with code {code} without a word"
     if meant := causes.meaning(telling):
-        kind, found, line = meant
+        kind, phrase, line = meant
         weight, words = _KNOWN.get(kind, _CRASHED)
-        return weight, cause(kind), words.format(words=found[:WIDTH], line=line[:WIDTH])
+        return weight, cause(kind), words.format(words=phrase[:WIDTH], line=line[:WIDTH])
     if code < 0:
         words = f"was killed by signal {-code} ({_signal_name(-code)})"
-        return 2, cause("killed"), f"{words}: {said[:WIDTH]}" if telling else words
-    return 5, cause("crashed"), f"ended with code {code}: {said}"
+        return 2, cause("killed"), f"{words}: {reason[:WIDTH]}" if telling else words
+    return 5, cause("crashed"), f"ended with code {code}: {reason}"
 
 
 def _signal_name(number: int) -> str:

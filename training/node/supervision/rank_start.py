@@ -125,16 +125,16 @@ def run(rank: int, argv: list[str], run_dir: Path) -> int:
     """Run a rank's program to its end and return its exit code, negative where a signal ended it."""
     output = Output(rank, run_dir / "logs" / f"rank-{rank}.log")
     before = oom_kills(Path("/proc/vmstat").read_text(encoding="ascii"))
-    events, told = os.pipe()
+    events, write_end = os.pipe()
     child = subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, PIPE: str(told)},
-        pass_fds=(told,),
+        env={**os.environ, PIPE: str(write_end)},
+        pass_fds=(write_end,),
         preexec_fn=_in_child,  # noqa: PLW1509 - there are no threads here
     )
-    os.close(told)
+    os.close(write_end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     output.say(line_of(Started(child.pid)))

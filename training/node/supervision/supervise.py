@@ -189,11 +189,11 @@ class Supervisor:
         while misses < PING_MISSES:
             time.sleep(PING_EVERY_S)
             try:
-                there = answers(host.private_address, ssh_port(host.name))
+                reachable = answers(host.private_address, ssh_port(host.name))
             except NodeError as error:  # ssh's own configuration could not be read
                 say(f"{host.name}: {error}")
-                there = False
-            misses = 0 if there else misses + 1
+                reachable = False
+            misses = 0 if reachable else misses + 1
         self.lost.put(host.name)
 
     def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
@@ -239,9 +239,9 @@ class Supervisor:
     def _take_event(self) -> None:
         """The lines that wait, as many as fit into a turn; then what does not wait behind them."""
         for line in waiting(self.events):
-            if told := self.seen.take(line):
-                self._keep(told)
-                self._heed_pace(told)
+            if rank_event := self.seen.take(line):
+                self._keep(rank_event)
+                self._heed_pace(rank_event)
         while not self.lost.empty():
             self.seen.lose(self.lost.get())
         if self.stop_requested_at and not self.stop_heeded:
@@ -261,18 +261,18 @@ class Supervisor:
             self.status = self.status.changed(reason=STOPPING, cause=Cause("asked"))
             self._refresh()
 
-    def _keep(self, told: Told) -> None:
+    def _keep(self, rank_event: Told) -> None:
         """An event of a rank, for whoever looks from outside and for the report."""
         try:
             with (self.run_dir / EVENTS).open("a", encoding="utf-8") as file:
-                file.write(row_of(told, time.time()))
+                file.write(row_of(rank_event, time.time()))
         except OSError as error:
             say(f"{EVENTS}: {error}")
 
-    def _heed_pace(self, told: Told) -> None:
+    def _heed_pace(self, rank_event: Told) -> None:
         """A rank says that the run is far from its plan: whoever looks from outside is to know."""
-        if isinstance(told.event, OffPlan):
-            pace = {"planned_step_s": told.event.planned_s, "measured_step_s": told.event.measured_s}
+        if isinstance(rank_event.event, OffPlan):
+            pace = {"planned_step_s": rank_event.event.planned_s, "measured_step_s": rank_event.event.measured_s}
             self.status = self.status.changed(**pace)
             self._refresh()
 
