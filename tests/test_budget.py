@@ -34,7 +34,7 @@ ROOMS = {
     "training/laptop/prove": (376, 4),
     "training/laptop/run_list": (340, 5),
     "training/models": (837, 8),
-    "training/node": (2949, 30),
+    "training/node": (2957, 31),
     "training/node/adapter": (1055, 7),
     "training/node/diagnosis": (556, 7),
     "training/node/metrics": (634, 7),

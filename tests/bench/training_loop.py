@@ -26,6 +26,7 @@ from training.node.diagnosis.progress import STEP
 from training.node.rank import Rank
 from training.node.strategies import registry
 from training.node.strategies.zero import init_process_group
+from training.node.work import open_work
 
 PAIRS = 10
 
@@ -60,7 +61,7 @@ class Bare:
 
 def measure(rank: Rank) -> dict[str, float]:
     """Medians in seconds; `ratio` is bare / ours, pair by pair."""
-    work = finetune.open_work(rank)
+    work = open_work(rank)
     init_process_group(rank.place.local_rank, 600)
     strategy = registry.build(work.recipe, work.model_dir, 1)
     progress = finetune.RunProgress()

@@ -21,11 +21,12 @@ import torch
 
 from training.data.collate import collate
 from training.data.order import Order, micro_batches
-from training.node import finetune, liger, rng
+from training.node import liger, rng
 from training.node.kernels import head_shape
 from training.node.rank import Rank
 from training.node.strategies.registry import build
 from training.node.strategies.zero import init_process_group
+from training.node.work import open_work
 from training.recipe.reading import with_changes
 
 STEPS = 3
@@ -40,7 +41,7 @@ def main():
     args = parser.parse_args()
     until = time.monotonic() + args.seconds
     rank = Rank(args.run.resolve())
-    work = finetune.open_work(rank)
+    work = open_work(rank)
     init_process_group(0, 300)
     cuda = torch.cuda.is_available()
     on = torch.device("cuda", 0) if cuda else torch.device("cpu")

@@ -18,12 +18,13 @@ import torch.distributed as dist
 from training.data.order import Order
 from training.data.sample import Sample
 from training.models.names import load_recipe
-from training.node.finetune import Run, RunProgress, Work, optimizer_step
+from training.node.finetune import Run, RunProgress, optimizer_step
 from training.node.measuring import evaluate, held_gib
 from training.node.rank import place_of
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.strategy import LossSums, StepResult
 from training.node.strategies.zero import init_process_group
+from training.node.work import Work
 
 LENGTHS = (3, 9, 5, 7, 4, 8)
 SAMPLES = [Sample([number] * length, [number] * length) for number, length in enumerate(LENGTHS, 10)]

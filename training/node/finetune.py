@@ -22,16 +22,13 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 from training.cost.memory import checkpoint_bytes
-from training.data.build import TRAIN, VALIDATION
 from training.data.collate import collate
 from training.data.order import Order, micro_batches
-from training.data.prepared import Prepared, open_prepared
 from training.data.sample import DataError
 from training.models import card
 from training.models.folder import AGAIN
-from training.node import checkpoint, kernels, rng
+from training.node import checkpoint, kernels, rng, saving
 from training.node.adapter.weights import first_damaged
-from training.node.base_weights import check_weights_match_config
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
 from training.node.diagnosis import on_rank
@@ -40,25 +37,13 @@ from training.node.diagnosis.progress import STEP
 from training.node.measuring import Meter, evaluate, held_gib
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import CommunicationClock, DeviceWatch, StepMetrics, of_sums
-from training.node.model import WholeModel, whole_model
-from training.node.prepare import models_folder
 from training.node.rank import Rank
-from training.node.saving import (
-    SameRun,
-    Saver,
-    Start,
-    as_begun,
-    beginning,
-    draws_go_on,
-    optimizer_progress_of,
-    refuse_other_shapes,
-    starting_point,
-)
+from training.node.saving import SameRun, Saver, Start
 from training.node.strategies.registry import build
 from training.node.strategies.strategy import OptimizerProgress, StepResult, Strategy
 from training.node.strategies.zero import init_process_group
-from training.recipe.reading import read_recipe
-from training.recipe.recipe import Recipe, RecipeError
+from training.node.work import Work, open_work, with_checkpoint_targets
+from training.recipe.recipe import RecipeError
 from training.recipe.tables import NF4
 from training.run.causes import OF_CODE
 from training.run.events import Failed, Resumed, emit
@@ -97,23 +82,6 @@ def main() -> None:
     except Exception as error:
         rank.give_up(error)
     rank.exit_after_barrier(code)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What to train on, as every rank knows it before any of them talks to another."""
-
-    recipe: Recipe
-    model_dir: Path
-    train: Prepared
-    held_out: Prepared | None
-    base_model: str
-    """Hash of the base model's files."""
-    whole: WholeModel
-
-    @property
-    def total_steps(self) -> int:
-        return self.recipe.total_steps(self.train.rows)
 
 
 @dataclass
@@ -160,7 +128,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
         f"{recipe.strategy}"
     )
     run_as = SameRun(recipe.compute_keys(), work.base_model, work.train.content_hash)
-    start = rank.rank0_broadcast(lambda: starting_point(rank, resume, force, run_as))
+    start = rank.rank0_broadcast(lambda: saving.starting_point(rank, resume, force, run_as))
     begun = with_checkpoint_targets(work, rank, start)
     if begun.whole.unread:
         raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
@@ -172,15 +140,6 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     with ExitStack() as at_the_end:
         run = build_run(work, rank, strategy, progress.step if start else None, at_the_end)
         return steps(run, progress)
-
-
-def with_checkpoint_targets(work: Work, rank: Rank, start: Start | None) -> Work:
-    """With the modules that the adapter has which it goes on with; the run's recipe, and what it says, stay."""
-    recipe = rank.rank0_broadcast(lambda: as_begun(work.recipe, rank.run, start, work.whole.shapes))
-    if recipe == work.recipe:
-        return work
-    rank.say(f"the adapter goes on as it was begun, with {', '.join(recipe.lora.targets)} alone")
-    return replace(work, recipe=recipe, whole=whole_model(recipe, work.model_dir))
 
 
 def steps(run: Run, progress: RunProgress) -> int:
@@ -209,30 +168,6 @@ def steps(run: Run, progress: RunProgress) -> int:
     finished = progress.step == work.total_steps
     rank.say(f"{'finished' if finished else 'stopped'} after step {progress.step}")
     return FINISHED if finished else STOPPED
-
-
-def open_work(rank: Rank) -> Work:
-    """What was prepared before the launch, opened; its sums are checked, which reads all of it."""
-    recipe = read_recipe(rank.run / "recipe.toml")
-    model_dir = models_folder(rank.run) / recipe.model_dir
-    if not (model_dir / "config.json").is_file():
-        raise RecipeError(f"no base model at {model_dir}")
-    check_weights_match_config(model_dir)
-    prepared = rank.run / "data" / "prepared"
-    train = open_prepared(prepared / TRAIN)
-    refuse_other_data(recipe, train)
-    held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
-    whole = whole_model(recipe, model_dir)
-    return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), whole)
-
-
-def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
-    """RecipeError where the data were prepared by another recipe: not prepared again since it changed."""
-    made, wanted = train.report.settings, recipe.data_settings()
-    if changed := [f"{key} {made.get(key)!r}, not {wanted[key]!r}" for key in wanted if made.get(key) != wanted[key]]:
-        raise RecipeError(
-            f"the data were prepared with {', '.join(changed)}; run `python -m training.node.prepare` again"
-        )
 
 
 def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, at_the_end: ExitStack) -> Run:
@@ -379,9 +314,9 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
         return RunProgress()
     path, state = start.path, start.state
     tensors = checkpoint.read_tensors(path) if rank.is_head else None
-    rank.rank0_broadcast(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
-    strategy.restore(tensors, optimizer_progress_of(state))
-    if draws_go_on(state, rank.place.world_size, strategy.replicas):
+    rank.rank0_broadcast(lambda: saving.refuse_other_shapes(path, tensors or {}, work.whole.shapes))
+    strategy.restore(tensors, saving.optimizer_progress_of(state))
+    if saving.draws_go_on(state, rank.place.world_size, strategy.replicas):
         rng.restore(state.rng[rank.place.rank])
     rank.say(f"resumed from {path.name}, saved by {many(state.world_size, 'rank')}")
     if rank.is_head:
@@ -391,11 +326,11 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
 
 def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
     """With what an earlier run has learned, where the head has it; else with what the strategy has drawn."""
-    tensors = beginning(rank.run) if rank.is_head else None
+    tensors = saving.beginning(rank.run) if rank.is_head else None
     if rank.rank0_broadcast(lambda: tensors is None):
         return
     path = rank.run / WEIGHTS
-    rank.rank0_broadcast(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
+    rank.rank0_broadcast(lambda: saving.refuse_other_shapes(path, tensors or {}, work.whole.shapes))
     strategy.restore(tensors, OptimizerProgress(0))
     rank.say(f"begun with {', then '.join(stage.words for stage in stages_of(rank.run))}")
 

@@ -25,8 +25,9 @@ from tests.support.waiting import until  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors, steps  # noqa: E402
-from training.node.finetune import divergence_error, open_work  # noqa: E402
+from training.node.finetune import divergence_error  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
+from training.node.work import open_work  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.text.problems import FAILED, FINISHED, STOPPED, AdapterError  # noqa: E402
 
