@@ -145,13 +145,13 @@ def find_disk(serial: str, disks: DiskLinks) -> tuple[str, str]:
     endings = "|".join(re.escape(text) for text in dict.fromkeys((serial, serial[:20])))
     pattern = re.compile(rf"(.*[-_])?({endings})(_\d+)?")
     whole = {link: device for link, device in disks.links.items() if not re.search(r"-part\d+$", link)}
-    found = {link: device for link, device in whole.items() if pattern.fullmatch(link.rsplit("/", 1)[-1])}
-    if not found:
+    matches = {link: device for link, device in whole.items() if pattern.fullmatch(link.rsplit("/", 1)[-1])}
+    if not matches:
         return "", f"no disk with serial {serial} under /dev/disk/by-id/; {_choice(whole)}"
-    if len(set(found.values())) > 1:
-        several = ", ".join(sorted(found))
+    if len(set(matches.values())) > 1:
+        several = ", ".join(sorted(matches))
         return "", f"serial {serial} fits several disks: {several}; give the whole serial in cluster.toml"
-    return min(found, key=lambda link: (len(link), link)), ""
+    return min(matches, key=lambda link: (len(link), link)), ""
 
 
 def _choice(links: Iterable[str]) -> str:
@@ -277,9 +277,9 @@ def fstab_with(fstab: str, volume: BlockDevice, filesystem: str) -> str:
     """
     source = volume.link if volume.linked else f"UUID={volume.uuid}"
     line = f"{source} {MOUNT_POINT} {filesystem} {MOUNT_OPTIONS} 0 2"
-    kept = [entry for entry in fstab.splitlines() if not _mounts_data(entry)]
-    place = next((i for i, entry in enumerate(fstab.splitlines()) if _mounts_data(entry)), len(kept))
-    return "".join(f"{entry}\n" for entry in [*kept[:place], line, *kept[place:]])
+    other_lines = [entry for entry in fstab.splitlines() if not _mounts_data(entry)]
+    place = next((i for i, entry in enumerate(fstab.splitlines()) if _mounts_data(entry)), len(other_lines))
+    return "".join(f"{entry}\n" for entry in [*other_lines[:place], line, *other_lines[place:]])
 
 
 def _mounts_data(entry: str) -> bool:

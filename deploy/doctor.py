@@ -86,9 +86,9 @@ def _named(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if answer.hostname != node.name:
         return "broken", f"calls itself {answer.hostname}", survey.deploy_command
     wrong = [
-        f"{other.name} is {', '.join(found) or 'unknown'}, not {other.private_address}"
+        f"{other.name} is {', '.join(addresses) or 'unknown'}, not {other.private_address}"
         for other in survey.nodes
-        if (found := answer.resolved.get(other.name, ())) != (other.private_address,)
+        if (addresses := answer.resolved.get(other.name, ())) != (other.private_address,)
     ]
     if wrong:
         return "broken", "; ".join(wrong), survey.deploy_command
@@ -106,11 +106,11 @@ def _trusted(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | Non
         return None
     wrong = []
     for other in survey.nodes:
-        found = answer.logins.get(other.name, Login(error="not tried"))
-        if not found.host:
-            wrong.append(f"{other.name}: {found.error}")
-        elif found.host != other.name:
-            wrong.append(f"{other.name} leads to {found.host}")
+        login = answer.logins.get(other.name, Login(error="not tried"))
+        if not login.host:
+            wrong.append(f"{other.name}: {login.error}")
+        elif login.host != other.name:
+            wrong.append(f"{other.name} leads to {login.host}")
     if wrong:
         return "broken", f"ssh from here fails: {'; '.join(wrong)}", survey.deploy_command
     return "fine", "ssh from here reaches every node"
@@ -141,8 +141,8 @@ def _space(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     short = {path: gib for path, gib in free.items() if gib < FREE_GIB[path][0]}
     if short:
         level: Level = "broken" if any(gib < FREE_GIB[path][1] for path, gib in short.items()) else "warning"
-        said = ", ".join(f"{gib} GiB free on {path}" for path, gib in short.items())
-        return level, said, _on(node, "du -xh --max-depth=2 /data")
+        shortage = ", ".join(f"{gib} GiB free on {path}" for path, gib in short.items())
+        return level, shortage, _on(node, "du -xh --max-depth=2 /data")
     return "fine", ", ".join(f"{gib} GiB free on {path}" for path, gib in sorted(free.items()))
 
 

@@ -119,8 +119,8 @@ def parse_loaded(text: str) -> str:
 
     Both modules write it, "Kernel Module  535.183.01" and "Open Kernel Module for x86_64  580.95.05".
     """
-    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
-    return found[1] if found else ""
+    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
+    return match[1] if match else ""
 
 
 def parse_facts(lines: Iterable[str]) -> DriverFacts:
@@ -176,8 +176,8 @@ _FOREIGN = re.compile(r"(?!\S*nvidia-(?:container|docker))\S*(?:cuda|nvidia|grap
 
 def _foreign(lines: Sequence[str]) -> tuple[str, ...]:
     """Sources with drivers of another build than the distribution's: their packages replace each other's."""
-    found = (re.search(r"\b(?:https?|file|copy|cdrom):\S+", line) for line in lines)
-    return tuple(dict.fromkeys(match[0] for match in found if match and _FOREIGN.match(match[0])))
+    matches = (re.search(r"\b(?:https?|file|copy|cdrom):\S+", line) for line in lines)
+    return tuple(dict.fromkeys(match[0] for match in matches if match and _FOREIGN.match(match[0])))
 
 
 def _is_daemon(command: str) -> bool:
@@ -247,11 +247,11 @@ def upstream(package_version: str) -> str:
 
 def _other_libraries(facts: DriverFacts) -> str:
     """Why no reboot brings the loaded driver to work: the module on the disk is not of the libraries' version."""
-    found = {name: upstream(version) for name, version in facts.installed.items() if _LIBRARIES.match(name)}
-    if facts.run_file or facts.module != facts.loaded or not found or facts.module in found.values():
+    versions = {name: upstream(version) for name, version in facts.installed.items() if _LIBRARIES.match(name)}
+    if facts.run_file or facts.module != facts.loaded or not versions or facts.module in versions.values():
         return ""
     return (
-        f"its libraries are {', '.join(sorted(set(found.values())))} and its module is {facts.module}, which do not "
+        f"its libraries are {', '.join(sorted(set(versions.values())))} and its module is {facts.module}, which do not "
         f"work together: apt-mark unhold and install the module of the libraries' version for kernel {facts.kernel} "
         "(linux-modules-nvidia-... or nvidia-dkms-...), reboot, and deploy again"
     )

@@ -39,9 +39,9 @@ def pull_commands(
 ) -> Iterator[str]:
     """Shell that makes `path` here what it is on the host `source`; safe to repeat after a break."""
     # quoted twice: the shell over there reads it again
-    asked = shlex.join(["grep", "-qs", f'"hash": "{wanted_hash}', f"{path}/{stamp}"])
+    stamp_check = shlex.join(["grep", "-qs", f'"hash": "{wanted_hash}', f"{path}/{stamp}"])
     yield refuse_unless(
-        f"{remote_shell} {source} {shlex.quote(asked)}",
+        f"{remote_shell} {source} {shlex.quote(stamp_check)}",
         f"{source} has no finished {path} to copy: see what stopped it there",
     )
     yield f"mkdir -p {shlex.quote(path)} && rm -f {shlex.quote(f'{path}/{stamp}')}"
@@ -140,8 +140,8 @@ def copy(
     check, probe: what is looked at here besides the stamp, see state_command
     runs_use_it: whether to leave it alone while a run is active on this node
     """
-    asked = "" if wanted_hash else source
-    state = host.get_fact(TreeState, path=path, stamp=stamp, check=check, source=asked, probe=probe)
+    stamp_source = "" if wanted_hash else source
+    state = host.get_fact(TreeState, path=path, stamp=stamp, check=check, source=stamp_source, probe=probe)
     if same_as_source(state, wanted_hash):
         host.noop(f"{path} is {state['stamp']['hash'][:12]}")
         return

@@ -56,13 +56,13 @@ class FileSums(FactBase[dict[str, str]]):
         return parse_sums("\n".join(lines))
 
 
-def send_commands(files: Iterable[Path], path: str, there: Mapping[str, str]) -> Iterator[str | FileUploadCommand]:
-    """What makes the folder `path` of the node, in which `there` lies (FileSums), hold these files and no others."""
+def send_commands(files: Iterable[Path], path: str, sums: Mapping[str, str]) -> Iterator[str | FileUploadCommand]:
+    """What makes the folder `path` hold these files and no others; `sums`: FileSums of what lies there."""
     here = {file.name: file for file in files}
-    stale = [name for name in there if name not in here]
+    stale = [name for name in sums if name not in here]
     yield f"cd {shlex.quote(path)} && {shlex.join(['rm', '-f', '--', *stale, HALF])}"
     for name, file in here.items():
-        if there.get(name) == sha256_of(file):
+        if sums.get(name) == sha256_of(file):
             continue
         # moved in one step: what lies there under its name is whole
         yield FileUploadCommand(str(file), f"{path}/{HALF}")
@@ -144,14 +144,16 @@ def code_hash(training: Path) -> str:
 def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
     """Shell that fetches and seals a hub model with the code unpacked at `code`; the token comes on standard input."""
     fetch = shlex.join(["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", python, "-m"])
-    asked = shlex.join(["deploy.on_node.fetch_model", model.repo, model.revision, model.commit, model.path])
-    sealed = f'commit=$(cd {shlex.quote(code)} && {fetch} {asked}) && {seal_command(model, python)} commit="$commit"'
+    module_call = shlex.join(["deploy.on_node.fetch_model", model.repo, model.revision, model.commit, model.path])
+    sealed = (
+        f'commit=$(cd {shlex.quote(code)} && {fetch} {module_call}) && {seal_command(model, python)} commit="$commit"'
+    )
     if not model.files:
         return sealed
     stamp = shlex.quote(f"{model.path}/{STAMP}")
-    kept = f'{{ grep -qs \'"hash": "{model.files}"\' {stamp} || {{ rm -f {stamp}; false; }}; }}'
+    same_files = f'{{ grep -qs \'"hash": "{model.files}"\' {stamp} || {{ rm -f {stamp}; false; }}; }}'
     other = f"{model.repo} at {model.commit} has other files than those first fetched: models.lock names their manifest"
-    return f"{sealed} && {refuse_unless(kept, other)}"
+    return f"{sealed} && {refuse_unless(same_files, other)}"
 
 
 def make_commands(model: ModelFolder, python: str, code: str) -> Iterator[str]:
@@ -193,8 +195,8 @@ def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     yield refuse_unless(f"[ -x {PYTHON} ]", f"{model.path} is made with {PYTHON}, which is not there")
     yield f"mkdir -p {shlex.quote(model.path)} && rm -f {stamp}"
     if model.is_sent:
-        there = host.get_fact(FileSums, path=model.path)
-        yield from send_commands(files_of(folder_of(model.repo)), model.path, there)
+        sums = host.get_fact(FileSums, path=model.path)
+        yield from send_commands(files_of(folder_of(model.repo)), model.path, sums)
         yield f"{seal_command(model, PYTHON)} commit={shlex.quote(model.commit)}"
         return
     archive = f"{CODE}.tar"

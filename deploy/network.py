@@ -23,8 +23,8 @@ def rewrite(text: str, own_name: str, addresses: Mapping[str, str]) -> str:
     `127.0.1.1 te1`), because the first match in the file wins and a node's own name must not be loopback.
     """
     ours = {own_name, *addresses}
-    kept = [line for line in (_without(line, ours) for line in outside(text)) if line is not None]
-    return with_block(kept, [f"{address} {name}" for name, address in addresses.items()])
+    other_lines = [line for line in (_without(line, ours) for line in outside(text)) if line is not None]
+    return with_block(other_lines, [f"{address} {name}" for name, address in addresses.items()])
 
 
 def _without(line: str, names: set[str]) -> str | None:

@@ -25,8 +25,8 @@ def text_of(name: str, **values: str) -> str:
 
 def shell(*names: str, **values: object) -> str:
     """The shell scripts one after the other, with these values in their variables."""
-    given = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
-    return given + "".join(text_of(name) for name in names)
+    assignments = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
+    return assignments + "".join(text_of(name) for name in names)
 
 
 def python(name: str, arguments: Sequence[str], interpreter: str) -> str:
@@ -80,6 +80,6 @@ def outside(text: str) -> list[str]:
     return lines
 
 
-def with_block(kept: Sequence[str], block: Sequence[str]) -> str:
+def with_block(other_lines: Sequence[str], block: Sequence[str]) -> str:
     """The file's text: what is kept, then exactly one block."""
-    return "\n".join([*kept, BEGIN, *block, END]) + "\n"
+    return "\n".join([*other_lines, BEGIN, *block, END]) + "\n"

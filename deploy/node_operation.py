@@ -44,9 +44,9 @@ def framed(run: Run) -> Run:
         if greeting and not vars(self).setdefault("greeted", False):
             self.greeted = True
             logger.warning(f"{self.host.print_prefix}its shell prints {greeting!r} for every command; {SHELL_ADVICE}")
-        told = [] if not answer else answer.removesuffix("\n").split("\n")
+        answer_lines = [] if not answer else answer.removesuffix("\n").split("\n")
         errors = [line for line in output.combined_lines if line.buffer_name != "stdout"]
-        lines = [OutputLine("stdout", line) for line in told] + errors
+        lines = [OutputLine("stdout", line) for line in answer_lines] + errors
         return status and answer is not None, CommandOutput(lines)
 
     return run_framed

@@ -43,8 +43,10 @@ def install_commands(packages: Sequence[str], refresh: str = UPDATE, place: str 
     where one of them is still missing; `refresh` is what brings its index up to date."""
     wanted = shlex.join(packages)
     missing = f"dpkg-query -W -f '${{db:Status-Status}}\\n' {wanted} 2>&1 | grep -qvx installed"
-    kept = shell("install_kept.sh", place=place, packages=" ".join(packages), update=APT_UPDATE, apt_get=APT_GET)
-    return kept, f"if {missing}; then {{ {refresh}; }} && {APT_GET} install {wanted}; fi"
+    install_kept = shell(
+        "install_kept.sh", place=place, packages=" ".join(packages), update=APT_UPDATE, apt_get=APT_GET
+    )
+    return install_kept, f"if {missing}; then {{ {refresh}; }} && {APT_GET} install {wanted}; fi"
 
 
 _HOST = r"(?:[\w-]+\.)*(?:ubuntu\.com|debian\.org|huaweicloud\.com|[\w-]*mirrors?[\w-]*\.[\w.-]+)(?::\d+)?"
@@ -191,8 +193,8 @@ def present_packages(packages: Sequence[str], index: bool) -> Commands:
     if not missing:
         host.noop("the packages are installed")
         return
-    kept, archive = install_commands(missing, refresh="true" if index else UPDATE)
+    install_kept, archive = install_commands(missing, refresh="true" if index else UPDATE)
     if index:  # first: where it fails something is still missing, and the next deploy asks again
         yield UPDATE
-    yield kept
+    yield install_kept
     yield archive

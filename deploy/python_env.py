@@ -92,8 +92,8 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
 def _sources(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> list[str]:
     if complete_wheelhouse:
         return ["--no-index", "--find-links", at.wheelhouse]
-    found = ["--find-links", wanted.wheelhouse] if wanted.wheelhouse else []
-    return found + (["--index-url", wanted.pypi] if wanted.pypi else [])
+    options = ["--find-links", wanted.wheelhouse] if wanted.wheelhouse else []
+    return options + (["--index-url", wanted.pypi] if wanted.pypi else [])
 
 
 def finishing_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
@@ -113,8 +113,8 @@ def interpreter_probe(env: str) -> str:
     One that was made by the system's Python comes along with a disk; what it points to may be another on this image.
     """
     python = f"{env}/bin/python"
-    asked = node_files.python("check_interpreter.py", [f"{env}/{STAMP}"], python)
-    return f"{asked} 2>/dev/null || echo {shlex.quote(f'{python} does not run')}"
+    check = node_files.python("check_interpreter.py", [f"{env}/{STAMP}"], python)
+    return f"{check} 2>/dev/null || echo {shlex.quote(f'{python} does not run')}"
 
 
 @node_operation

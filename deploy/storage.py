@@ -117,9 +117,9 @@ def record_disk() -> None:
 @node_operation
 def write_record(cluster: str, serial: str | None) -> Commands:
     """The disk's record names this cluster and ends with this disk; without a serial it is known by its file system."""
-    found = parse_record(file_text(PATH) or "")
-    wanted = next_record(found, cluster, serial or host.get_fact(Command, FILE_SYSTEM) or "")
-    if wanted == found:
+    current = parse_record(file_text(PATH) or "")
+    wanted = next_record(current, cluster, serial or host.get_fact(Command, FILE_SYSTEM) or "")
+    if wanted == current:
         host.noop(f"{PATH} is right")
         return
     yield refuse_unless_mounted()

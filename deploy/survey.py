@@ -174,7 +174,7 @@ CONNECT_S = 1.5
 def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     settings, names = cluster.settings, [node.name for node in cluster.nodes]
-    found = NodeSurvey(
+    node_survey = NodeSurvey(
         cluster.nodes,
         models=[model.folder for model in models],
         deploy_command=settings.deploy_command,
@@ -188,21 +188,21 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
         question = {"names": names, "ports": ports, "ssh_to": names if node.rank == 0 else []}
         with connect(node) as connection:
             before = time.time()
-            there, found.greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
-            found.offsets_s[node.name] = float(there) - (before + time.time()) / 2
+            remote_time, node_survey.greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
+            node_survey.offsets_s[node.name] = float(remote_time) - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
-            if places := fetched_from(answer, found.environment, settings, models, head=node.rank == 0):
-                found.far[node.name] = ssh.run(connection, f"{shlex.join(argv(REACH, *places))}; true").split()
+            if places := fetched_from(answer, node_survey.environment, settings, models, head=node.rank == 0):
+                node_survey.far[node.name] = ssh.run(connection, f"{shlex.join(argv(REACH, *places))}; true").split()
             # a rented machine has a security group, a local host is on this very machine, a jump host is in between
             if settings.is_listed and not node.through and answer.free_ports is not None:
                 with suppress(SshError):  # a run took the port meanwhile
                     listen = partial(run, connection, PROBE)
-                    found.reached[node.name] = reached_at(node.address, answer.free_ports, listen)
-            found.answers[node.name] = answer
+                    node_survey.reached[node.name] = reached_at(node.address, answer.free_ports, listen)
+            node_survey.answers[node.name] = answer
 
-    told = on_all(cluster.nodes, ask)
-    found.unreachable.update({name: error for name, error in told.items() if isinstance(error, Exception)})
-    return found
+    outcomes = on_all(cluster.nodes, ask)
+    node_survey.unreachable.update({name: error for name, error in outcomes.items() if isinstance(error, Exception)})
+    return node_survey
 
 
 def fetched_from(
@@ -247,9 +247,9 @@ def ask_gpus(nodes: Sequence[Node]) -> tuple[dict[str, GpuAnswer], dict[str, str
         with connect(node) as connection:
             return GpuAnswer.model_validate_json(run(connection, PROBE, json.dumps({"gpu_only": True})))
 
-    found = on_all(nodes, ask)
-    answers = {name: answer for name, answer in found.items() if isinstance(answer, GpuAnswer)}
-    return answers, {name: str(error) for name, error in found.items() if name not in answers}
+    outcomes = on_all(nodes, ask)
+    answers = {name: answer for name, answer in outcomes.items() if isinstance(answer, GpuAnswer)}
+    return answers, {name: str(error) for name, error in outcomes.items() if name not in answers}
 
 
 def tell(nodes: Sequence[Node], commands: Mapping[str, str]) -> dict[str, str]:
@@ -259,5 +259,5 @@ def tell(nodes: Sequence[Node], commands: Mapping[str, str]) -> dict[str, str]:
         with connect(node) as connection:
             return ssh.run(connection, commands[node.name])
 
-    found = on_all([node for node in nodes if node.name in commands], do)
-    return {name: str(result) for name, result in found.items() if isinstance(result, Exception)}
+    outcomes = on_all([node for node in nodes if node.name in commands], do)
+    return {name: str(result) for name, result in outcomes.items() if isinstance(result, Exception)}

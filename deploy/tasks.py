@@ -63,8 +63,8 @@ def _models(cluster: Cluster) -> list[NamedModel]:
 @task(name="list")
 def list_gpus(c: Any) -> None:
     """List the processes on every node's GPUs: owner, age, memory."""
-    answers, found, silent = _held()
-    _show(answers, found)
+    answers, held, silent = _held()
+    _show(answers, held)
     if silent:
         raise Exit(f"no answer: {_reasons(silent)}", code=1)
 
@@ -81,12 +81,12 @@ def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> N
     cluster = _cluster()
     if node and node not in {known.name for known in cluster.nodes}:
         raise Exit(f"there is no node {node}; there are {', '.join(n.name for n in cluster.nodes)}", code=2)
-    answers, found, silent = _held()
-    _show(answers, found)
+    answers, held, silent = _held()
+    _show(answers, held)
     if silent:
         without = "without every node's answer it is unknown which runs are active; nothing was ended"
         raise Exit(f"{_reasons(silent)}; {without}", code=2)
-    chosen = [one for one in found if node in ("", one.node) and (runs_too or not one.protected)]
+    chosen = [one for one in held if node in ("", one.node) and (runs_too or not one.protected)]
     if not chosen:
         print("nothing to end")
         return
@@ -111,17 +111,17 @@ def _reasons(by_node: dict[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in by_node.items())
 
 
-def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
+def _show(answers: dict[str, GpuAnswer], held: list[Held]) -> None:
     without = [name for name, answer in answers.items() if not answer.pci_gpus]
-    idle = [name for name in answers if name not in without and name not in {one.node for one in found}]
+    idle = [name for name in answers if name not in without and name not in {one.node for one in held}]
     if without:
         print(f"no GPU: {', '.join(without)}")
     if idle:
         print(f"no process on the GPUs of: {', '.join(idle)}")
-    if not found:
+    if not held:
         return
     rows = []
-    for one in found:
+    for one in held:
         process = one.process
         memory = "?" if process.memory_mib is None else str(process.memory_mib)
         run = f"{process.run or '-'}{' (active)' if one.protected else ''}"

@@ -57,8 +57,8 @@ def known_hosts(text: str, peers: Sequence[NodeKeys]) -> str:
     Lines elsewhere in the file that speak of those names or addresses are dropped: they are older than ours.
     """
     ours = {known for p in peers for known in (p.name, p.private_address)}
-    kept = [line for line in outside(text) if not ours.intersection(line.split(" ")[0].split(","))]
-    return with_block(kept, [f"{p.name},{p.private_address} {p.host_key}" for p in peers])
+    other_lines = [line for line in outside(text) if not ours.intersection(line.split(" ")[0].split(","))]
+    return with_block(other_lines, [f"{p.name},{p.private_address} {p.host_key}" for p in peers])
 
 
 def client_config(names: Sequence[str], addresses: Sequence[str]) -> str:
@@ -142,16 +142,16 @@ def _keys_of(node: Host) -> list[str] | None:
     What the preparing pass saw is not taken for true while operations run, and "none yet" is only kept by the
     preparing pass, during which no key can appear.
     """
-    told: dict[tuple[bool, str], list[str]] = vars(node.state).setdefault("spotune_keys", {})
+    cached: dict[tuple[bool, str], list[str]] = vars(node.state).setdefault("spotune_keys", {})
     asking: dict[str, BoundedSemaphore] = vars(node.state).setdefault("spotune_asking", {})
     at = (state.is_executing, node.name)
     with asking.setdefault(node.name, BoundedSemaphore()):
-        if at not in told:
+        if at not in cached:
             keys = node.get_fact(PublicKeys)
             if len(keys) < 2 and state.is_executing:
                 return None
-            told[at] = keys
-    return told[at] if len(told[at]) == 2 else None
+            cached[at] = keys
+    return cached[at] if len(cached[at]) == 2 else None
 
 
 def _peers() -> list[NodeKeys]:

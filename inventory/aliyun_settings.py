@@ -77,22 +77,22 @@ class Aliyun(Rental):
 
 def contradictions(table: Mapping[str, Any]) -> Iterable[str]:
     """What does not fit together in the [aliyun] table, also in one where some keys cannot be read."""
-    given = {name: table.get(name, field.default) for name, field in Aliyun.model_fields.items()}
-    if given["endpoint"] == LOCAL and isinstance(region := given["region"], str) and region not in REGIONS:
+    settings = {name: table.get(name, field.default) for name, field in Aliyun.model_fields.items()}
+    if settings["endpoint"] == LOCAL and isinstance(region := settings["region"], str) and region not in REGIONS:
         yield f"aliyun.region: the cloud on this machine has no region {region!r}; it has {', '.join(REGIONS)}"
-    yield from _of_prices(given)
-    yield from _of_disks(table, given)
+    yield from _of_prices(settings)
+    yield from _of_disks(table, settings)
     for key in ("types", "zones"):
-        values = [v for v in given[key] if isinstance(v, str)] if isinstance(given[key], list) else []
+        values = [v for v in settings[key] if isinstance(v, str)] if isinstance(settings[key], list) else []
         for value in sorted({v for v in values if values.count(v) > 1}):
             yield f"aliyun.{key}: {value!r} is listed {values.count(value)} times"
         for value in values if key == "zones" else ():
-            if isinstance(given["region"], str) and not value.startswith(given["region"]):
-                yield f"aliyun.zones: {value!r} is not in aliyun.region = {given['region']!r}"
+            if isinstance(settings["region"], str) and not value.startswith(settings["region"]):
+                yield f"aliyun.zones: {value!r} is not in aliyun.region = {settings['region']!r}"
 
 
-def _of_prices(given: Mapping[str, Any]) -> Iterable[str]:
-    limit, budget, limited = given["price_limit"], given["budget"], given["spot"] == "price-limit"
+def _of_prices(settings: Mapping[str, Any]) -> Iterable[str]:
+    limit, budget, limited = settings["price_limit"], settings["budget"], settings["spot"] == "price-limit"
     if not _is_number(limit):
         return
     if limited and not limit:
@@ -101,17 +101,18 @@ def _of_prices(given: Mapping[str, Any]) -> Iterable[str]:
         yield f'aliyun.price_limit: {limit:g} is read only with spot = "price-limit"; remove it or change spot'
     if limited and round(limit, 3) != limit:
         yield f"aliyun.price_limit: the cloud takes three decimals, not {limit!r}"
-    if limited and all(_is_number(n) for n in (budget, given["nodes"], given["hours"])):
-        most = given["nodes"] * given["hours"] * limit
+    if limited and all(_is_number(n) for n in (budget, settings["nodes"], settings["hours"])):
+        most = settings["nodes"] * settings["hours"] * limit
         if 0 < budget < most:
             yield (
-                f"aliyun.budget: {given['nodes']} machine{'s' * (given['nodes'] != 1)} for {given['hours']:g} h "
-                f"at up to {money(limit, per=HOUR)} may cost {money(most)}, more than {money(budget)}"
+                f"aliyun.budget: {settings['nodes']} machine{'s' * (settings['nodes'] != 1)} for "
+                f"{settings['hours']:g} h at up to {money(limit, per=HOUR)} may cost {money(most)}, "
+                f"more than {money(budget)}"
             )
 
 
-def _of_disks(table: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
-    category, level, size = given["disk_category"], given["performance_level"], given["data_disk_gib"]
+def _of_disks(table: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterable[str]:
+    category, level, size = settings["disk_category"], settings["performance_level"], settings["data_disk_gib"]
     if category != "cloud_essd" and "performance_level" in table:
         yield f"aliyun.performance_level: only cloud_essd has levels; remove it or change disk_category = {category!r}"
     elif category == "cloud_essd" and _is_number(size) and size < SMALLEST_GIB.get(str(level), 0):

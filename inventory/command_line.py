@@ -75,10 +75,10 @@ def end_quietly_without_a_reader() -> None:
     atexit.register(is_unread)
 
 
-def yes_command(name: str, task: Any, **given: Any) -> str:
-    """`fab NAME` with what differs from the task's defaults, and --yes; `given`: its flags by their parameters."""
+def yes_command(name: str, task: Any, **arguments: Any) -> str:
+    """`fab NAME` with what differs from the task's defaults, and --yes; `arguments`: its flags by their parameters."""
     defaults = inspect.signature(task).parameters
-    flags = [_flag(key, value) for key, value in given.items() if value != defaults[key].default]
+    flags = [_flag(key, value) for key, value in arguments.items() if value != defaults[key].default]
     return " ".join(["fab", name, *flags, "--yes"])
 
 
@@ -131,8 +131,8 @@ def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
 
     program.parse_tasks = parse_tasks
     if core := getattr(program, "core", None):  # none where no program runs: in a test
-        if asked := help_wanted(core.unparsed, tasks):
-            core[0].args["help"].value, core.unparsed = asked, []
+        if help_task := help_wanted(core.unparsed, tasks):
+            core[0].args["help"].value, core.unparsed = help_task, []
         core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
         for task, word, kind in [*_read(core.unparsed, tasks)][-1:]:
             last = _argument(task, word, tasks) if kind is Word.FLAG else None
@@ -164,20 +164,20 @@ def spelled_out(words: Sequence[str], rest: str, bare: Mapping[str, str], tasks:
     `fab ssh te2 -- uptime` is `fab ssh --node te2 --command uptime`. `bare`: of a task, the flag of the words that are
     no other flag's value. invoke knows no such flags, and keeps what is behind `--` for fabric's own shells.
     """
-    said, task, flag = list[str](), "", ""
+    expanded, task, flag = list[str](), "", ""
     for task, word, kind in _read(words, tasks):
         once = bool(flag) and flag not in tasks[task].iterable
         if kind is Word.TASK:
             flag = bare.get(word, "")
         elif kind is Word.BARE and flag:
-            said.append(f"--{flag}")
+            expanded.append(f"--{flag}")
             flag = "" if once else flag
         elif kind is Word.FLAG and word == f"--{flag}" and once:
             flag = ""
-        said.append(word)
+        expanded.append(word)
     if rest and task and any(COMMAND in argument.names for argument in tasks[task].get_arguments()):
-        return [*said, f"--{COMMAND}", rest], ""
-    return said, rest
+        return [*expanded, f"--{COMMAND}", rest], ""
+    return expanded, rest
 
 
 def help_wanted(words: Sequence[str], tasks: Collection) -> str:

@@ -33,9 +33,9 @@ LONGEST_LINE, LONGEST_WORDS = 8 << 20, 64 << 20
 class ProgramError(ssh.SshError):
     """A program ended badly, or the connection to it did; the message has its last words."""
 
-    def __init__(self, message: str, code: int | None = None, said: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, code: int | None = None, output: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.code, self.said = code, said
+        self.code, self.said = code, output
         """Of one that ended: its exit code, and what it said."""
 
 
@@ -124,13 +124,13 @@ class Program:
 
     def last_words(self) -> str:
         """All that it says, once it has ended. Raises ProgramError where it failed."""
-        said, left = list[str](), LONGEST_WORDS
+        output, left = list[str](), LONGEST_WORDS
         for line in self.lines():
-            said.append(line)
+            output.append(line)
             if (left := left - len(line)) < 0:
                 self._cut_off("it", LONGEST_WORDS)
-        self._ended(said)
-        return "".join(said)
+        self._ended(output)
+        return "".join(output)
 
     def _ended(self, words: Sequence[str]) -> None:
         try:
@@ -138,9 +138,9 @@ class Program:
         except (EOFError, OSError) as error:
             raise ProgramError(f"{self.where}: the connection broke: {error or type(error).__name__}") from error
         if code:  # -1 where the connection went first
-            said = [word.strip() for word in words if word.strip()]
-            last = said[-1] if said else "it said nothing"
-            raise ProgramError(f"{self.where}: the program ended with {code}: {last}", code, said)
+            output = [word.strip() for word in words if word.strip()]
+            last = output[-1] if output else "it said nothing"
+            raise ProgramError(f"{self.where}: the program ended with {code}: {last}", code, output)
 
 
 @contextlib.contextmanager

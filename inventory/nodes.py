@@ -74,15 +74,15 @@ def static_nodes(settings: Settings, config: SSHConfig | None = None) -> tuple[N
     chosen = ssh.model_dump(include=ssh.model_fields_set)
     nodes = []
     for rank, entry in enumerate(settings.nodes):
-        said = _lookup(config, entry.address)
+        host_config = _lookup(config, entry.address)
         node = Node(
             name=entry.name,
             rank=rank,
-            address=said["hostname"],
-            private_address=entry.private_address or said["hostname"],
-            user=entry.user or chosen.get("user") or said.get("user") or ssh.user,
-            port=entry.port or chosen.get("port") or _port(said.get("port")) or ssh.port,
-            key=entry.key or chosen.get("key") or _key(said, ssh.key),
+            address=host_config["hostname"],
+            private_address=entry.private_address or host_config["hostname"],
+            user=entry.user or chosen.get("user") or host_config.get("user") or ssh.user,
+            port=entry.port or chosen.get("port") or _port(host_config.get("port")) or ssh.port,
+            key=entry.key or chosen.get("key") or _key(host_config, ssh.key),
             known_hosts=ssh.known_hosts,
             gpus=entry.gpus,
             disk_serial=entry.disk_serial,
@@ -90,7 +90,7 @@ def static_nodes(settings: Settings, config: SSHConfig | None = None) -> tuple[N
             currency=entry.currency,
             card=entry.card,
         )
-        nodes.append(replace(node, through=_through(_jumps(said), node, config)))
+        nodes.append(replace(node, through=_through(_jumps(host_config), node, config)))
     return tuple(nodes)
 
 
@@ -107,15 +107,15 @@ def unreachable_nodes(nodes: Sequence[Node]) -> Iterable[str]:
             )
 
 
-def _jumps(said: Mapping[str, Any]) -> list[str]:
+def _jumps(host_config: Mapping[str, Any]) -> list[str]:
     """ProxyJump: USER@HOST:PORT or less of it, from the first hop on."""
-    return said["proxyjump"].split(",") if said.get("proxyjump", "none") != "none" else []
+    return host_config["proxyjump"].split(",") if host_config.get("proxyjump", "none") != "none" else []
 
 
-def _port(said: str | None) -> int | None:
-    if said is not None and not said.isdecimal():
-        raise SettingsError(f"{SSH_CONFIG}: {said!r} is no port")
-    return int(said) if said else None
+def _port(port: str | None) -> int | None:
+    if port is not None and not port.isdecimal():
+        raise SettingsError(f"{SSH_CONFIG}: {port!r} is no port")
+    return int(port) if port else None
 
 
 def _lookup(config: SSHConfig, host: str) -> SSHConfigDict:
@@ -125,8 +125,8 @@ def _lookup(config: SSHConfig, host: str) -> SSHConfigDict:
         raise SettingsError(f"{SSH_CONFIG} cannot be read for {host}: {error}") from None
 
 
-def _key(said: Mapping[str, Any], otherwise: Path) -> Path:
-    files = (Path(name).expanduser() for name in said.get("identityfile", ()))
+def _key(host_config: Mapping[str, Any], otherwise: Path) -> Path:
+    files = (Path(name).expanduser() for name in host_config.get("identityfile", ()))
     return next((file for file in files if file.is_file()), otherwise)
 
 
@@ -137,16 +137,16 @@ def _through(jumps: Sequence[str], node: Node, config: SSHConfig, seen: tuple[st
     *before, last = jumps
     user, _, place = last.strip().rpartition("@")
     host, _, port = place.rpartition(":") if place.count(":") == 1 else (place.strip("[]"), "", "")
-    said = _lookup(config, host)
+    host_config = _lookup(config, host)
     # what `Host *` says of jumps is for this one too, but no way to a host leads through itself
-    before = before or [hop for hop in _jumps(said) if hop not in (*seen, last)]
+    before = before or [hop for hop in _jumps(host_config) if hop not in (*seen, last)]
     return replace(
         node,
         name=host,
-        address=said["hostname"],
-        user=user or said.get("user") or getpass.getuser(),
-        port=_port(port or said.get("port")) or 22,
-        key=_key(said, node.key),
+        address=host_config["hostname"],
+        user=user or host_config.get("user") or getpass.getuser(),
+        port=_port(port or host_config.get("port")) or 22,
+        key=_key(host_config, node.key),
         through=_through(before, node, config, (*seen, last)),
     )
 

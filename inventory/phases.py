@@ -55,8 +55,8 @@ class Phases:
 
     def write(self, file: Path) -> None:
         """Keep them as JSON, in one piece."""
-        told = {"total_s": round(self.total_s(), 3), "phases": [asdict(each) for each in self.in_order()]}
+        summary = {"total_s": round(self.total_s(), 3), "phases": [asdict(each) for each in self.in_order()]}
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         half = file.with_suffix(".half")
-        half.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        half.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         half.replace(file)

@@ -166,18 +166,18 @@ def _watch(transport: Any) -> None:
 
 def _refusal(node: Node, error: Exception, note: str) -> SshError:
     """The error in words, of the kind that says what to do. `note`: on lines of known_hosts, for an unknown host."""
-    said = str(error).removeprefix("[Errno None] ")  # as paramiko begins where each address refused
-    kind, reason = SshError, f"cannot be reached: {said or type(error).__name__}"
+    message = str(error).removeprefix("[Errno None] ")  # as paramiko begins where each address refused
+    kind, reason = SshError, f"cannot be reached: {message or type(error).__name__}"
     missing = error.filename if isinstance(error, FileNotFoundError) else None
     if isinstance(error, LoginRefused):
-        kind, reason = LoginError, said
+        kind, reason = LoginError, message
     elif missing == str(node.known_hosts):
         kind, reason = HostKeyError, f"there is no {missing} yet; `fab trust` shows the host's fingerprint and makes it"
     elif missing:
         reason = f"no such file: {missing}"
     elif isinstance(error, paramiko.BadHostKeyException):
         kind, reason = HostKeyError, f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`"
-    elif isinstance(error, paramiko.SSHException) and "not found in known_hosts" in said:  # paramiko's words
+    elif isinstance(error, paramiko.SSHException) and "not found in known_hosts" in message:  # paramiko's words
         kind = HostKeyError
         reason = f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it"
     elif isinstance(error, socket.gaierror):

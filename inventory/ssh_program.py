@@ -27,10 +27,10 @@ def ssh_options(node: Node) -> list[str]:
         "ServerAliveCountMax": ALIVE_TIMES,
     }
     if node.through:
-        there = f"[{node.address}]:{node.port}"
-        settings["ProxyCommand"] = shlex.join(["ssh", *ssh_options(node.through), "-W", there, *_login(node.through)])
-    said = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    return ["-F", "none", "-i", str(node.key), "-p", str(node.port), *said]
+        target = f"[{node.address}]:{node.port}"
+        settings["ProxyCommand"] = shlex.join(["ssh", *ssh_options(node.through), "-W", target, *_login(node.through)])
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    return ["-F", "none", "-i", str(node.key), "-p", str(node.port), *options]
 
 
 def ssh_argv(node: Node, command: str = "") -> list[str]:
@@ -44,7 +44,7 @@ def _login(node: Node) -> list[str]:
 
 def node_named(nodes: Sequence[Node], name: str) -> Node:
     """The node of this name, the head where none is said. Raises SettingsError, naming those there are."""
-    found = next((node for node in nodes if name in ("", node.name)), None)
-    if found is None:
-        raise SettingsError(f"there is no node {name}; there are {', '.join(node.name for node in nodes)}")
-    return found
+    node = next((each for each in nodes if name in ("", each.name)), None)
+    if node is None:
+        raise SettingsError(f"there is no node {name}; there are {', '.join(each.name for each in nodes)}")
+    return node

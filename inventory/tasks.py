@@ -47,10 +47,10 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
             raise cluster_toml.SettingsError(
                 "fab trust is for machines listed in cluster.toml; the keys of rented ones come with `fab up`"
             )
-        for given in fingerprint:
-            if not _FINGERPRINT.fullmatch(given):
+        for each in fingerprint:
+            if not _FINGERPRINT.fullmatch(each):
                 raise cluster_toml.SettingsError(
-                    f"--fingerprint {given!r}: SHA256: and 43 letters are expected, as ssh-keygen -l prints"
+                    f"--fingerprint {each!r}: SHA256: and 43 letters are expected, as ssh-keygen -l prints"
                 )
         known = settings.ssh.known_hosts
         if note := known_hosts.parse_known_hosts(hostkeys.read(known)).note:

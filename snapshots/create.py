@@ -44,12 +44,12 @@ THAW_S = 30
 FROZEN = "was frozen"
 
 
-def head_disk(there: Existing) -> tuple[Instance, Disk]:
+def head_disk(resources: Existing) -> tuple[Instance, Disk]:
     """The head's machine and its data disk. Raises SnapshotError where there is none."""
-    head = next((each for each in members.reachable(there.instances) if members.number(each) == 1), None)
+    head = next((each for each in members.reachable(resources.instances) if members.number(each) == 1), None)
     if head is None:
         raise SnapshotError("te1, the head, is missing: fab rebuild")
-    disk = members.data_disk(head, there.disks)
+    disk = members.data_disk(head, resources.disks)
     if disk is None:
         raise SnapshotError(f"{members.label(head)} has no data disk: nothing to make a snapshot of")
     return head, disk
@@ -79,8 +79,8 @@ def cut_off(cloud: Cloud, intents: Intents) -> Snapshot | None:
     """
     left = intents.pending().get(INTENT)
     while left is not None:
-        if found := cloud.snapshots(tags={INTENT_TAG: left.token}):
-            return found[0]
+        if snapshots := cloud.snapshots(tags={INTENT_TAG: left.token}):
+            return snapshots[0]
         if not 0 <= time.time() - left.at <= cloud.pace.settle_s:
             return None
         time.sleep(cloud.pace.poll_s)
@@ -162,8 +162,8 @@ def before_creating(used_gib: float, disk_gib: int, price: SnapshotPrice, key: s
 def tell_cut_off(cloud: Cloud, intents: Intents, say: Say) -> None:
     """Say what a command that was cut off has made, and be done with it: it is of another moment."""
     with intents.alone():
-        if found := cut_off(cloud, intents):
-            say(f"{found.snapshot_id}, begun by a command that was cut off, is there too; this makes a new one")
+        if snapshot := cut_off(cloud, intents):
+            say(f"{snapshot.snapshot_id}, begun by a command that was cut off, is there too; this makes a new one")
         intents.forget(INTENT)
 
 

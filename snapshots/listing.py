@@ -177,13 +177,13 @@ class SnapshotError(InventoryError, RuntimeError):
     """A snapshot failed, or is not what it should be; the message says which and what to do."""
 
 
-def chosen(cloud: Cloud, settings: Settings, asked: str) -> Snapshot:
+def chosen(cloud: Cloud, settings: Settings, selector: str) -> Snapshot:
     """The snapshot an id or "latest" stands for. Raises RentError."""
-    if asked == LATEST:
-        found = all_snapshots(cloud, settings)
+    if selector == LATEST:
+        snapshots = all_snapshots(cloud, settings)
     else:
-        found = cloud.snapshots(ids=[asked])
-    return choose(asked, found, settings)
+        snapshots = cloud.snapshots(ids=[selector])
+    return choose(selector, snapshots, settings)
 
 
 def all_snapshots(cloud: Cloud, settings: Settings) -> tuple[Snapshot, ...]:
@@ -205,25 +205,25 @@ def made_from(snapshot: Snapshot, disks: Sequence[Disk]) -> tuple[Disk, ...]:
     return tuple(disk for disk in disks if disk.source_snapshot_id == snapshot.snapshot_id)
 
 
-def choose(asked: str, snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
-    """The snapshot `asked` for: an id, or "latest": the cluster's newest that did not fail.
+def choose(selector: str, snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
+    """The snapshot of a `selector`: an id, or "latest": the cluster's newest that did not fail.
 
     `snapshots`: for an id, what the region has of that id; for latest, those tagged as the cluster's.
     Raises RentError: none, failed, foreign, of a system disk, of another region.
     """
-    if asked == LATEST:
+    if selector == LATEST:
         return _latest(snapshots, settings)
     cluster, region = settings.name, settings.rental.region
-    found = next((s for s in snapshots if s.snapshot_id == asked), None)
-    if found is None:
+    snapshot = next((s for s in snapshots if s.snapshot_id == selector), None)
+    if snapshot is None:
         raise RentError(
-            f"there is no snapshot {asked} in {region}; snapshots belong to one region: one of another region has to "
-            f"be copied here first (CopySnapshot, which costs a fee) and the copy tagged {CLUSTER_TAG}={cluster}. "
+            f"there is no snapshot {selector} in {region}; snapshots belong to one region: one of another region has "
+            f"to be copied here first (CopySnapshot, which costs a fee) and the copy tagged {CLUSTER_TAG}={cluster}. "
             "Known ones: fab snapshots.list"
         )
-    if problem := unfit(found, cluster):
+    if problem := unfit(snapshot, cluster):
         raise RentError(problem)
-    return found
+    return snapshot
 
 
 def _latest(snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
@@ -293,13 +293,13 @@ def progress() -> Iterator[Show]:
 
 
 def _plain() -> Show:
-    said, at = "", 0.0
+    printed, at = "", 0.0
 
     def show(words: str, share: float | None) -> None:
-        nonlocal said, at
-        if words != said and (share == 1.0 or time.monotonic() - at > PLAIN_EVERY_S):
+        nonlocal printed, at
+        if words != printed and (share == 1.0 or time.monotonic() - at > PLAIN_EVERY_S):
             print(words, flush=True)
-            said, at = words, time.monotonic()
+            printed, at = words, time.monotonic()
 
     return show
 
@@ -307,17 +307,17 @@ def _plain() -> Show:
 def wait(cloud: Cloud, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
     """Look at a snapshot until it is as wanted. Raises SnapshotError where it failed or is gone."""
     while True:
-        found = next(iter(cloud.snapshots(ids=[snapshot_id])), None)
-        if found is None:
+        snapshot = next(iter(cloud.snapshots(ids=[snapshot_id])), None)
+        if snapshot is None:
             raise SnapshotError(f"{snapshot_id} is gone: somebody deleted it")
-        if found.status == FAILED:
+        if snapshot.status == FAILED:
             raise SnapshotError(
                 f"{snapshot_id} failed; was its machine stopped meanwhile? Remove it with fab snapshots.prune and "
                 "take another: fab snapshots.create"
             )
-        show(progress_words(found), found.progress_percent / 100)
-        if until(found):
-            return found
+        show(progress_words(snapshot), snapshot.progress_percent / 100)
+        if until(snapshot):
+            return snapshot
         time.sleep(cloud.pace.poll_s)
 
 

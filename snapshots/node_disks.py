@@ -51,8 +51,8 @@ def wait_for_data(nodes: Sequence[Node]) -> None:
 
 def keep_packages(node: Node, source: Path) -> tuple[int, int]:
     """What apt has fetched there, kept on its data disk by the program `source`: (packages, bytes). Raises SshError."""
-    told = json.loads(ask_program(node, source, timeout_s=COPY_TIMEOUT_S))
-    return told["packages"], told["bytes"]
+    answer = json.loads(ask_program(node, source, timeout_s=COPY_TIMEOUT_S))
+    return answer["packages"], answer["bytes"]
 
 
 READERS = 8

@@ -56,21 +56,21 @@ def machines_asked(text: str) -> int:
 def planned(
     cloud: Cloud,
     settings: Settings,
-    asked: str,
+    selector: str,
     nodes: int = 0,
     hours: float = 0,
     *,
     others: bool = False,
 ) -> Rebuild:
-    """The steps of a rebuild from the snapshot `asked` for; nodes, hours 0: as cluster.toml says; `others`: another
-    owner's machines and disks are taken for ours. Raises RentError, CloudError."""
+    """The steps of a rebuild from the snapshot of this `selector`; nodes, hours 0: as cluster.toml says; `others`:
+    another owner's machines and disks are taken for ours. Raises RentError, CloudError."""
     if hours and hours < 0.5:
         raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
     rental = settings.rental
-    snapshot = chosen(cloud, settings, asked)
+    snapshot = chosen(cloud, settings, selector)
     wish = RentalWish(nodes or rental.nodes, hours or rental.hours, snapshot, others=others)
     machines = missing_machines(wish, existing(cloud, settings), cloud.now())
-    if asked != LATEST:
+    if selector != LATEST:
         refuse_another(settings.name, machines)
     plan = diff(machines, rental.data_disk_gib)
     return diff(plan_up(cloud, settings, wish), rental.data_disk_gib) if plan.needs_machines else plan
@@ -90,9 +90,9 @@ def next_step(trainings: Sequence[tuple[str, str]] | None) -> str:
     return f"next: fab train --resume {run_id}, or {new}"
 
 
-def _unread(there: Existing) -> list[Disk]:
+def _unread(resources: Existing) -> list[Disk]:
     """The disks that machines have and nobody has read yet."""
-    return [disk for disk in cold_disks(there) if disk.instance_id]
+    return [disk for disk in cold_disks(resources) if disk.instance_id]
 
 
 @dataclass
@@ -130,47 +130,47 @@ class Rebuilding:
         elif step.kind == "machines":
             apply_plan(self.cloud, self.settings, self.plan.machines, self.say, self.phases)
         elif step.kind in ("deploy", "warm"):
-            there = existing(self.cloud, self.settings)
-            with naming_gone(self.cloud, there.instances):
-                self._deploy(there) if step.kind == "deploy" else self._warm(there)
+            resources = existing(self.cloud, self.settings)
+            with naming_gone(self.cloud, resources.instances):
+                self._deploy(resources) if step.kind == "deploy" else self._warm(resources)
         else:
             with self.phases.phase("doctor"):
                 self.doctor()
 
-    def _deploy(self, there: Existing) -> None:
-        self._begin_reading(there)
+    def _deploy(self, resources: Existing) -> None:
+        self._begin_reading(resources)
         if code := base_deploy(self.settings, self.phases):
             raise SnapshotError(f"the base deploy ended with {code}; fix what it named, then continue: fab rebuild")
-        self.cloud.tag("instance", [each.instance_id for each in there.instances], {DEPLOYED_TAG: YES})
+        self.cloud.tag("instance", [each.instance_id for each in resources.instances], {DEPLOYED_TAG: YES})
 
-    def _warm(self, there: Existing) -> None:
+    def _warm(self, resources: Existing) -> None:
         failed = self._watch() if self.reading else {"": "not begun"}
         if failed:  # or the deploy was in its way
-            self._begin_reading(there)
+            self._begin_reading(resources)
             failed = self._watch() if self.reading else {}
         if failed is None:
             self.say("skipped: the first start will be slower; fab rebuild reads what is left")
         elif failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
             raise SnapshotError(f"not read ahead: {reasons}; again with: fab rebuild")
-        elif cold := _unread(there):
+        elif cold := _unread(resources):
             self.cloud.tag("disk", [disk.disk_id for disk in cold], {WARMED_TAG: YES})
 
-    def _begin_reading(self, there: Existing) -> None:
+    def _begin_reading(self, resources: Existing) -> None:
         """Read what training needs, on the nodes whose disks nobody has read yet, while something else goes on."""
-        serials = {disk.serial for disk in _unread(there)}
+        serials = {disk.serial for disk in _unread(resources)}
         if not serials:
             return
         nodes = rented_nodes(self.cloud, self.settings)
-        asked = [node for node in nodes if node.disk_serial in serials]
+        cold_nodes = [node for node in nodes if node.disk_serial in serials]
 
         def groups() -> dict[str, Groups]:
-            wait_for_data([nodes[0], *asked])
+            wait_for_data([nodes[0], *cold_nodes])
             run = look(nodes[0], self.settings.deploy_command)["run"]
             models = self._models_to_warm(run)
-            return {node.name: groups_for(node.rank, models, run) for node in asked}
+            return {node.name: groups_for(node.rank, models, run) for node in cold_nodes}
 
-        self.reading = begin(asked, groups)
+        self.reading = begin(cold_nodes, groups)
 
     def _watch(self) -> Mapping[str, str] | None:
         """Wait for what is being read: by node why it failed; None where Ctrl-C skipped the rest."""
@@ -208,8 +208,8 @@ def groups_of(lines: Sequence[str], began: float) -> list[tuple[str, float, floa
     """(group, from, to) of the deploy's operations as they follow each other, and what came before the first. Pure."""
     groups: list[tuple[str, float, float]] = []
     for line in lines:
-        told = json.loads(line)
-        name, start, end = told["group"], told["began"], told["ended"]
+        operation = json.loads(line)
+        name, start, end = operation["group"], operation["began"], operation["ended"]
         if groups and groups[-1][0] == name:
             start = groups.pop()[1]
         groups.append((name, start, end))

@@ -127,8 +127,8 @@ def print_rebuild(plan: Rebuild) -> None:
     """The machines, the steps in order, then the notes."""
     if not plan.steps:
         count = len(plan.machines.existing.instances)
-        there = f"{many(count, 'machine')} {'stands' if count == 1 else 'stand'}"
-        display(f"there is nothing to do: {there}, deployed and warm; see fab doctor", *plan.notes)
+        standing = f"{many(count, 'machine')} {'stands' if count == 1 else 'stand'}"
+        display(f"there is nothing to do: {standing}, deployed and warm; see fab doctor", *plan.notes)
         return
     if plan.needs_machines:
         display(up_table(plan.machines))

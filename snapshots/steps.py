@@ -58,20 +58,20 @@ def node_names(instances: Sequence[Instance]) -> list[str]:
 
 def diff(machines: UpPlan, disk_gib: int) -> Rebuild:
     """The steps from what exists to what is wished; none where all is there. `disk_gib`: the data disks' setting."""
-    there, snapshot = machines.existing, wished(machines.wish)
+    existing, snapshot = machines.existing, wished(machines.wish)
     missing = tuple(f"te{k}" for k in machines.numbers)
-    kept = {f"te{k}": disk for k, disk in machines.kept.items()}
-    fresh = [name for name in missing if name not in kept]
-    lacking = node_names(without_disk(there))
+    reused = {f"te{k}": disk for k, disk in machines.kept.items()}
+    fresh = [name for name in missing if name not in reused]
+    lacking = node_names(without_disk(existing))
     steps = [
         *_waiting(snapshot, [*fresh, *lacking]),
-        *_machines(machines, fresh, kept),
+        *_machines(machines, fresh, reused),
         *_deploy(machines, missing),
-        *_warm(there, fresh, kept),
+        *_warm(existing, fresh, reused),
     ]
     if steps:
         steps.append(Step("doctor", "look at every node: fab doctor", "the proof that all is there", FREE))
-    return Rebuild(machines, tuple(steps), tuple(_notes(machines, disk_gib, fresh, kept)))
+    return Rebuild(machines, tuple(steps), tuple(_notes(machines, disk_gib, fresh, reused)))
 
 
 def wished(wish: RentalWish) -> Snapshot:
@@ -99,15 +99,15 @@ def without_disk(existing: Existing) -> tuple[Instance, ...]:
 
 def refuse_another(cluster: str, machines: UpPlan) -> None:
     """Raises RentError where the snapshot that the user named is not the one that standing machines came from."""
-    there, snapshot = machines.existing, wished(machines.wish)
-    if machines.numbers or without_disk(there):
+    existing, snapshot = machines.existing, wished(machines.wish)
+    if machines.numbers or without_disk(existing):
         return
-    sources = {disk.source_snapshot_id for disk in there.disks if disk.kind == "data" and disk.instance_id}
+    sources = {disk.source_snapshot_id for disk in existing.disks if disk.kind == "data" and disk.instance_id}
     if snapshot.snapshot_id not in sources:
         others = ", ".join(sorted(source or "no snapshot" for source in sources)) or "no data disk"
         raise RentError(
             f"the machines of cluster {cluster!r} stand, on disks made from {others}; a rebuild changes no "
-            f"machine that stands. For {snapshot.snapshot_id}: {_anew(there.disks, snapshot)}"
+            f"machine that stands. For {snapshot.snapshot_id}: {_anew(existing.disks, snapshot)}"
         )
 
 
@@ -123,9 +123,9 @@ def _anew(owned: Sequence[Disk], snapshot: Snapshot) -> str:
 
 def _heads_disk(machines: UpPlan) -> Disk | None:
     """The data disk that te1 has, or gets back."""
-    there = machines.existing
-    head = next((i for i in members.usable(there.instances) if members.number(i) == 1), None)
-    return members.data_disk(head, there.disks) if head else machines.kept.get(1)
+    existing = machines.existing
+    head = next((i for i in members.usable(existing.instances) if members.number(i) == 1), None)
+    return members.data_disk(head, existing.disks) if head else machines.kept.get(1)
 
 
 def _not_restored(machines: UpPlan) -> str:
@@ -150,7 +150,7 @@ def _waiting(snapshot: Snapshot, lacking: Sequence[str]) -> Iterator[Step]:
         )
 
 
-def _machines(machines: UpPlan, fresh: Sequence[str], kept: Mapping[str, Disk]) -> Iterator[Step]:
+def _machines(machines: UpPlan, fresh: Sequence[str], reused: Mapping[str, Disk]) -> Iterator[Step]:
     wish, instances = machines.wish, machines.existing.instances
     asleep = node_names([i for i in instances if i.status in ("Stopped", "Stopping")])
     if asleep:
@@ -161,7 +161,7 @@ def _machines(machines: UpPlan, fresh: Sequence[str], kept: Mapping[str, Disk]) 
         return
     sources = [f"{', '.join(fresh)} from {wished(wish).snapshot_id}"] if fresh else []
     sources += [
-        f"{name} with its kept disk {disk.disk_id} if it can be in {disk.zone_id}" for name, disk in kept.items()
+        f"{name} with its kept disk {disk.disk_id} if it can be in {disk.zone_id}" for name, disk in reused.items()
     ]
     reason = f"{wish.nodes} wanted, {len(instances)} there" if instances else "there are none"
     if len(instances) >= wish.nodes and 1 in machines.numbers:
@@ -194,9 +194,9 @@ def _deploy(machines: UpPlan, missing: Sequence[str]) -> Iterator[Step]:
         yield Step("deploy", f"base deploy: {lacks}", reason, FREE)
 
 
-def _warm(existing: Existing, fresh: Sequence[str], kept: Mapping[str, Disk]) -> Iterator[Step]:
+def _warm(existing: Existing, fresh: Sequence[str], reused: Mapping[str, Disk]) -> Iterator[Step]:
     unread = cold_disks(existing)
-    waiting = [name for name, disk in kept.items() if disk in unread]
+    waiting = [name for name, disk in reused.items() if disk in unread]
     unfinished = {disk.instance_id for disk in unread} | {i.instance_id for i in without_disk(existing)}
     standing = node_names([i for i in existing.instances if i.instance_id in unfinished])
     if cold := sorted({*fresh, *waiting, *standing}):
@@ -214,7 +214,7 @@ def cold_disks(existing: Existing) -> tuple[Disk, ...]:
     return tuple(disk for disk in data if disk.source_snapshot_id and disk.tags.get(WARMED_TAG) != YES)
 
 
-def _notes(machines: UpPlan, disk_gib: int, fresh: Sequence[str], kept: Mapping[str, Disk]) -> Iterator[str]:
+def _notes(machines: UpPlan, disk_gib: int, fresh: Sequence[str], reused: Mapping[str, Disk]) -> Iterator[str]:
     instances, nodes, snapshot = machines.existing.instances, machines.wish.nodes, wished(machines.wish)
     if fresh and (note := size_note(snapshot, disk_gib)):
         yield note
@@ -222,9 +222,9 @@ def _notes(machines: UpPlan, disk_gib: int, fresh: Sequence[str], kept: Mapping[
         yield f"{snapshot.snapshot_id} was taken of a disk that was written to: as a power cut leaves it"
     if not_restored := _not_restored(machines):
         yield not_restored
-    elif "te1" in kept:
+    elif "te1" in reused:
         yield (
-            f"te1 gets its own disk {kept['te1'].disk_id} back, with what was written after the snapshot; "
+            f"te1 gets its own disk {reused['te1'].disk_id} back, with what was written after the snapshot; "
             "the others get the snapshot, and what differs is copied over by the base deploy"
         )
     for instance in instances:

@@ -97,8 +97,8 @@ def list_snapshots(c: Context) -> None:
     """List the cluster's snapshots: size, age, price, contents."""
     with sentences("interrupted"):
         settings, cloud = _rented()
-        if found := listing.all_snapshots(cloud, settings):
-            show.print_list(found, cloud.disks(), _price(cloud, settings))
+        if cluster_snapshots := listing.all_snapshots(cloud, settings):
+            show.print_list(cluster_snapshots, cloud.disks(), _price(cloud, settings))
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
 

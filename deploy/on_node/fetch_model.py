@@ -225,8 +225,8 @@ def download(repo: str, listing: Listing, folder: Path, files: list[Announced], 
             return
         if attempt < ATTEMPTS:
             time.sleep(float(os.environ.get("SPOTUNE_RETRY_DELAY_S", "5")))
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip() and "Hint:" not in line]
-    why = re.sub(r"^[\w.]+(Error|Exception): ", "", said[-1]) if said else f"exit code {done.returncode}"
+    error_lines = [line.strip() for line in done.stderr.splitlines() if line.strip() and "Hint:" not in line]
+    why = re.sub(r"^[\w.]+(Error|Exception): ", "", error_lines[-1]) if error_lines else f"exit code {done.returncode}"
     raise ModelError(f"{repo} could not be fetched from {hub.address} in {ATTEMPTS} attempts: {why}; {hub.another}")
 
 

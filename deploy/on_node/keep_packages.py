@@ -30,8 +30,8 @@ def release(os_release: str) -> str:
 def installed() -> set[tuple[str, str, str]]:
     """(name, version, architecture) of every package that is installed."""
     shape = "${Package} ${Version} ${Architecture} ${db:Status-Status}\n"
-    told = subprocess.run(["dpkg-query", "-W", "-f", shape], capture_output=True, text=True, check=True).stdout
-    rows = (line.split() for line in told.splitlines())
+    output = subprocess.run(["dpkg-query", "-W", "-f", shape], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in output.splitlines())
     return {(row[0], row[1], row[2]) for row in rows if len(row) == 4 and row[3] == "installed"}
 
 
@@ -43,20 +43,20 @@ def is_of(file: Path, packages: set[tuple[str, str, str]]) -> bool:
 
 def keep(place: Path, archives: Path, packages: set[tuple[str, str, str]]) -> dict[str, int]:
     """Bring `place` up to date: the archives of what is installed, nothing else, and their index."""
-    kept = place / "archives"
+    destination = place / "archives"
     files = [file for file in archives.glob("*.deb") if is_of(file, packages)]
-    new = [file for file in files if not _same(file, kept / file.name)]
+    new = [file for file in files if not _same(file, destination / file.name)]
     place.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(place.parent).free < sum(file.stat().st_size for file in new) + LEFT_FREE_BYTES:
         return {"packages": 0, "bytes": 0}
-    kept.mkdir(parents=True, exist_ok=True)
+    destination.mkdir(parents=True, exist_ok=True)
     for old in ("lists", "lists.half"):  # of earlier snapshots: the archive's own index
         shutil.rmtree(place / old, ignore_errors=True)
     for file in new:
-        shutil.copy2(file, kept)
-    entries = {file: _entry(file) for file in sorted(kept.iterdir()) if is_of(file, packages)}
+        shutil.copy2(file, destination)
+    entries = {file: _entry(file) for file in sorted(destination.iterdir()) if is_of(file, packages)}
     whole = [file for file, entry in entries.items() if entry]
-    for file in set(kept.iterdir()) - set(whole):
+    for file in set(destination.iterdir()) - set(whole):
         file.unlink()
     half = place / "Packages.half"
     half.write_text("\n".join(entries[file] for file in whole), encoding="utf-8")
@@ -66,14 +66,16 @@ def keep(place: Path, archives: Path, packages: set[tuple[str, str, str]]) -> di
 
 def _entry(file: Path) -> str:
     """What apt's index says of a package; empty for a file that is none, as one that was cut short."""
-    told = subprocess.run(["dpkg-deb", "--field", str(file)], capture_output=True, text=True, check=False)
+    result = subprocess.run(["dpkg-deb", "--field", str(file)], capture_output=True, text=True, check=False)
     digest = hashlib.sha256()
     with file.open("rb") as content:
         while block := content.read(1 << 20):
             digest.update(block)
-    if told.returncode:
+    if result.returncode:
         return ""
-    return f"{told.stdout}Filename: ./archives/{file.name}\nSize: {file.stat().st_size}\nSHA256: {digest.hexdigest()}\n"
+    return (
+        f"{result.stdout}Filename: ./archives/{file.name}\nSize: {file.stat().st_size}\nSHA256: {digest.hexdigest()}\n"
+    )
 
 
 def _same(one: Path, other: Path) -> bool:

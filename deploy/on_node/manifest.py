@@ -143,14 +143,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("stamp", nargs="?", default="")
     parser.add_argument("facts", nargs="*")
     parser.add_argument("--exclude", action="append", default=[], metavar="GLOB")
-    given = parser.parse_args(arguments)
-    if given.action == "write":
-        print(write(given.folder, given.exclude))
+    options = parser.parse_args(arguments)
+    if options.action == "write":
+        print(write(options.folder, options.exclude))
         return 0
-    if given.action == "seal":
-        seal(given.folder, given.stamp, dict(fact.split("=", 1) for fact in given.facts), given.exclude)
+    if options.action == "seal":
+        seal(options.folder, options.stamp, dict(fact.split("=", 1) for fact in options.facts), options.exclude)
         return 0
-    problems = verify(given.folder) if given.action == "verify" else check(given.folder, given.stamp)
+    problems = verify(options.folder) if options.action == "verify" else check(options.folder, options.stamp)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

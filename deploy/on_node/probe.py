@@ -136,14 +136,14 @@ def active_runs() -> list[str]:
     """Runs whose unit is active on this node."""
     pattern = "spotune-*.service"
     _, out, _ = say("systemctl", "list-units", pattern, "--state=active,activating", "--plain", "--no-legend")
-    return [found[1] for line in out.splitlines() if (found := RUN_UNIT.match(line.strip()))]
+    return [match[1] for line in out.splitlines() if (match := RUN_UNIT.match(line.strip()))]
 
 
 def torch_versions() -> tuple[str, str]:
     """torch's version and CUDA version, without importing it; empty where it is missing or for the CPU."""
     files = sorted(ENVIRONMENT.glob("lib/python3.*/site-packages/torch/version.py"))
-    found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= '([^']*)'", text(files[0]) if files else "", re.M))
-    return found.get("__version__", ""), found.get("cuda", "")
+    versions = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= '([^']*)'", text(files[0]) if files else "", re.M))
+    return versions.get("__version__", ""), versions.get("cuda", "")
 
 
 def addresses(name: str) -> list[str]:
@@ -236,13 +236,13 @@ def listen(port: int, word: str, seconds: float) -> None:
 
 def main() -> None:
     """Print the answer to the question in argv[1]."""
-    asked = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-    if "listen" in asked:
-        listen(*asked["listen"])
+    question = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    if "listen" in question:
+        listen(*question["listen"])
         return
     answer = {**gpu(), "active_runs": active_runs()}
-    if not asked.get("gpu_only"):
-        answer |= node(asked.get("names", []), asked.get("ssh_to", []), asked.get("ports", [0, 0]))
+    if not question.get("gpu_only"):
+        answer |= node(question.get("names", []), question.get("ssh_to", []), question.get("ports", [0, 0]))
     print(json.dumps(answer))
 
 

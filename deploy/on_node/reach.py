@@ -41,12 +41,12 @@ def archives() -> dict[str, str]:
 def asked(places: list[str]) -> dict[str, str]:
     """Every place by its address, and the address of who is asked for it."""
     proxies = urllib.request.getproxies()
-    found = archives() if ARCHIVES in places else {}
+    routes = archives() if ARCHIVES in places else {}
     for address in (place for place in places if place != ARCHIVES):
         parts = urlsplit(address)
         passed = urllib.request.proxy_bypass(parts.hostname or "")
-        found[f"{parts.scheme}://{parts.netloc}"] = address if passed else proxies.get(parts.scheme, address)
-    return found
+        routes[f"{parts.scheme}://{parts.netloc}"] = address if passed else proxies.get(parts.scheme, address)
+    return routes
 
 
 def connects(address: str) -> bool:

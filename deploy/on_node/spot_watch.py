@@ -125,8 +125,8 @@ def write(path: Path, text: str) -> None:
 
 def put_command(folder: Path, node: str) -> str:
     """Shell for the head: what comes on standard input becomes the node's notice, in one go."""
-    there, temporary = shlex.quote(str(folder / f"{node}.json")), shlex.quote(str(folder / f".{node}.json.tmp"))
-    return f"mkdir -p {shlex.quote(str(folder))} && cat >{temporary} && mv {temporary} {there}"
+    notice_file, temporary = shlex.quote(str(folder / f"{node}.json")), shlex.quote(str(folder / f".{node}.json.tmp"))
+    return f"mkdir -p {shlex.quote(str(folder))} && cat >{temporary} && mv {temporary} {notice_file}"
 
 
 def tell(head: str, notice: SpotNotice, folder: Path) -> str:
@@ -239,9 +239,9 @@ def main() -> None:
     parser.add_argument("--node", required=True, help="this node's name")
     parser.add_argument("--head", required=True, help="the head's name")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.umask(0o022)
-    watch = SpotWatch(asked.node, asked.head, Metadata(asked.address), asked.folder)
+    watch = SpotWatch(options.node, options.head, Metadata(options.address), options.folder)
     while True:
         time.sleep(watch.step())
 

@@ -151,18 +151,18 @@ class Caller:
             if error.kind is not Kind.NOT_FOUND:
                 raise
 
-    def note_new(self, found: Iterable[tuple[str, datetime]]) -> None:
+    def note_new(self, entries: Iterable[tuple[str, datetime]]) -> None:
         """Take from a list what was made just now, by its id and when: other calls may not know it yet."""
         recent = self.now() - timedelta(seconds=self.pace.listed_s) - WHOLE_MINUTE
-        for each, created in found:
+        for each, created in entries:
             self.unlisted.discard(each)
             if created > recent:
                 self.made.setdefault(each, time.monotonic())
 
     def is_new(self, fields: Mapping[str, Any]) -> bool:
         """Whether a request is about something that was made so shortly before."""
-        since, asked = time.monotonic() - self.pace.listed_s, str(dict(fields))
-        return any(at >= since and each in asked for each, at in self.made.items())
+        since, request = time.monotonic() - self.pace.listed_s, str(dict(fields))
+        return any(at >= since and each in request for each, at in self.made.items())
 
     def pages(self, action: str, fields: Mapping[str, Any], read: Read[Thing]) -> Iterator[Thing]:
         """All of a list that is continued by NextToken."""
@@ -201,11 +201,13 @@ class Caller:
 
         Raises CloudError (AUTH) where there are none because this key may not see any.
         """
-        asked = {"RegionId": self.region_id, **given(**more)}
-        found = tuple(each for some in filters(key, ids, tags) for each in self.pages(action, {**asked, **some}, read))
-        if not found and ids is None:
+        fields = {"RegionId": self.region_id, **given(**more)}
+        resources = tuple(
+            each for some in filters(key, ids, tags) for each in self.pages(action, {**fields, **some}, read)
+        )
+        if not resources and ids is None:
             self.must_see(action)
-        return found
+        return resources
 
     def must_see(self, action: str) -> None:
         """Asked, once, where a list is empty: it also is for a key that may not see it, without any error.
@@ -218,8 +220,8 @@ class Caller:
             self.call(action, {"RegionId": self.region_id, "DryRun": True})
         except CloudError as error:
             if error.kind is Kind.AUTH:
-                told = f"this access key may not list what is there, so the list looks empty: allow it ecs:{action}"
-                raise CloudError(f"{told} ({error.code})", Kind.AUTH, error.code, error.request_id) from error
+                message = f"this access key may not list what is there, so the list looks empty: allow it ecs:{action}"
+                raise CloudError(f"{message} ({error.code})", Kind.AUTH, error.code, error.request_id) from error
             if error.code not in DRY_SUCCESS:
                 raise
         self.permitted.add(action)

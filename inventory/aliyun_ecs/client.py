@@ -32,12 +32,12 @@ NO_SDK = "renting on Alibaba Cloud needs the vendor's SDK, which is not installe
 
 def endpoint(settings: Settings) -> Endpoint:
     """Where the cluster's cloud answers. Raises NoCloud where the local cloud is asked for and does not run."""
-    given = settings.aliyun.endpoint
+    url = settings.aliyun.endpoint
     if not settings.aliyun.is_local:
-        parts = urlsplit(given)
+        parts = urlsplit(url)
         return Endpoint(parts.netloc, parts.scheme or "https")
-    if found := local_address.served(settings.name):
-        return Endpoint(found.host, "http", found.credentials)
+    if server := local_address.served(settings.name):
+        return Endpoint(server.host, "http", server.credentials)
     others = local_address.all_served()
     if not others:
         raise NoCloud(NOT_SERVED)

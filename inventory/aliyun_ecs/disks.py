@@ -28,9 +28,9 @@ class Disks(Caller):
     def disks(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, instance_id: str = ""
     ) -> tuple[Disk, ...]:
-        found = self.owned("DescribeDisks", "DiskIds", ids, tags, disks_in, InstanceId=instance_id)
-        self.note_new((disk.disk_id, disk.created) for disk in found)
-        return found
+        disks = self.owned("DescribeDisks", "DiskIds", ids, tags, disks_in, InstanceId=instance_id)
+        self.note_new((disk.disk_id, disk.created) for disk in disks)
+        return disks
 
     def create_disk(
         self,
@@ -58,22 +58,22 @@ class Disks(Caller):
 
         disk = self._attach(fields, attached, f"{disk_id}: not attached to {instance_id}")
         if disk.delete_with_instance != delete_with_instance:
-            kept = {"DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
-            self.call("ModifyDiskAttribute", {"RegionId": self.region_id, **kept})
+            attributes = {"DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
+            self.call("ModifyDiskAttribute", {"RegionId": self.region_id, **attributes})
 
     def _attach(self, fields: Fields, done: Callable[[Disk], bool], what: str) -> Disk:
         """Make the call whenever the disk is still free, so that a lost answer or a busy disk does no harm."""
         disk_id = str(fields["DiskId"])
 
         def look() -> Disk | None:
-            found = self.disks(ids=[disk_id])
-            if not found and self.is_new(fields):
+            disks = self.disks(ids=[disk_id])
+            if not disks and self.is_new(fields):
                 return None
-            if not found:
+            if not disks:
                 raise CloudError(f"{disk_id}: there is no such disk in {self.region_id}", Kind.NOT_FOUND)
-            if done(found[0]):
-                return found[0]
-            if found[0].status == "Available":
+            if done(disks[0]):
+                return disks[0]
+            if disks[0].status == "Available":
                 try:
                     self.call("AttachDisk", fields, waits=False)
                 except CloudError as error:
@@ -100,9 +100,9 @@ class Disks(Caller):
 
     def image(self, name: str) -> Image:
         for key in ("ImageFamily",) if ":" in name else ("ImageId", "ImageFamily"):
-            found = list(self.numbered_pages("DescribeImages", {key: name}, images_in))
-            if found:
-                return max(found, key=lambda each: each[0])[1]
+            images = list(self.numbered_pages("DescribeImages", {key: name}, images_in))
+            if images:
+                return max(images, key=lambda each: each[0])[1]
         raise CloudError(
             f"there is no image {name!r} in {self.region_id}: name an id or a family, as acs:ubuntu_22_04_x64",
             Kind.NOT_FOUND,

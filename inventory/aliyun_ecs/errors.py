@@ -143,12 +143,12 @@ def setting_of(code: str) -> str:
 
 def sentence(action: str, code: str, message: str, kind: Kind, request_id: str = "") -> str:
     """What was asked, what the cloud said, what to do; one line, without what a wrong signature's answer quotes."""
-    said = " ".join(message.split())[:300].rstrip(".?! ")
+    reason = " ".join(message.split())[:300].rstrip(".?! ")
     if code.startswith(("SignatureDoesNotMatch", "IncompleteSignature")):
-        said = "the signature does not match"  # the original quotes the whole signed request
+        reason = "the signature does not match"  # the original quotes the whole signed request
     advice = next((text for begins, text in ADVICE_BY_CODE if code.startswith(begins)), ADVICE[kind])
-    told = ": ".join(part for part in (action, code, said) if part)
-    return f"{told}; {advice}" + (f" (request {request_id})" if request_id else "")
+    summary = ": ".join(part for part in (action, code, reason) if part)
+    return f"{summary}; {advice}" + (f" (request {request_id})" if request_id else "")
 
 
 REASONS: tuple[tuple[tuple[str, ...], Kind, str], ...] = (
@@ -175,9 +175,9 @@ REASONS: tuple[tuple[tuple[str, ...], Kind, str], ...] = (
 CUT = "the connection to {host} was cut before the answer came"
 
 
-def no_answer(action: str, said: str, host: str, read_s: float) -> tuple[Kind, str]:
-    """The class of a call without an answer, and the sentence about it; `said` is what the libraries said."""
-    low = said.lower()
+def no_answer(action: str, error_text: str, host: str, read_s: float) -> tuple[Kind, str]:
+    """The class of a call without an answer, and the sentence about it; `error_text` is what the libraries said."""
+    low = error_text.lower()
     known = (row for row in REASONS if any(word in low for word in row[0]))
     _, kind, reason = next(known, ((), Kind.PASSING, CUT))
     asks = reason.endswith("?")  # a name that cannot be found is looked at, not tried again

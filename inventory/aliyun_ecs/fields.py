@@ -21,10 +21,10 @@ MOST_IDS = 100
 
 def listed(answer: Answer, *path: str) -> tuple[Any, ...]:
     """What lies at a path of keys, as Instances, Instance; () where any of it is absent or null."""
-    found: Any = answer
+    nested: Any = answer
     for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return tuple(found) if isinstance(found, list | tuple) else ()
+        nested = nested.get(key) if isinstance(nested, Mapping) else None
+    return tuple(nested) if isinstance(nested, list | tuple) else ()
 
 
 def needed(answer: Answer, key: str) -> Any:
@@ -56,9 +56,9 @@ def tags(answer: Answer) -> dict[str, str]:
     return {each.get("TagKey") or each.get("Key", ""): each.get("TagValue") or each.get("Value", "") for each in pairs}
 
 
-def first(found: tuple[Any, ...]) -> str:
+def first(entries: tuple[Any, ...]) -> str:
     """The first of a list; "" of an empty one."""
-    return str(found[0]) if found else ""
+    return str(entries[0]) if entries else ""
 
 
 def number(value: Any) -> float:
@@ -110,14 +110,18 @@ def stamp(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:00Z")
 
 
-def lost(asked: Any, understood: Any, at: str = "") -> list[str]:
+def lost(requested: Any, understood: Any, at: str = "") -> list[str]:
     """The names of fields that the vendor's model of a request did not take over: misspelt ones."""
-    if isinstance(asked, Mapping):
+    if isinstance(requested, Mapping):
         inner = understood if isinstance(understood, Mapping) else {}
-        return [name for key, value in asked.items() for name in lost(value, inner.get(key), f"{at}.{key}".lstrip("."))]
-    if isinstance(asked, list):
+        return [
+            name for key, value in requested.items() for name in lost(value, inner.get(key), f"{at}.{key}".lstrip("."))
+        ]
+    if isinstance(requested, list):
         pairs = (
-            zip(asked, understood, strict=False) if isinstance(understood, list) else ((each, None) for each in asked)
+            zip(requested, understood, strict=False)
+            if isinstance(understood, list)
+            else ((each, None) for each in requested)
         )
         return [name for one, other in pairs for name in lost(one, other, at)]
-    return [] if asked == understood else [at]
+    return [] if requested == understood else [at]

@@ -42,9 +42,9 @@ class Machines(Offers):
     """Instances and key pairs of one region."""
 
     def instances(self, *, tags: Tags | None = None, ids: Sequence[str] | None = None) -> tuple[Instance, ...]:
-        found = self.owned("DescribeInstances", "InstanceIds", ids, tags, instances_in)
-        self.note_new((instance.instance_id, instance.created) for instance in found)
-        return found
+        instances = self.owned("DescribeInstances", "InstanceIds", ids, tags, instances_in)
+        self.note_new((instance.instance_id, instance.created) for instance in instances)
+        return instances
 
     def run(self, launch: MachineRequest, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
         try:
@@ -68,8 +68,8 @@ class Machines(Offers):
         except CloudError as error:
             if error.kind is not Kind.NOT_FOUND:
                 raise
-            there = {instance.instance_id for instance in self.instances(ids=ids)}
-            left = tuple(each for each in ids if each in there)
+            existing = {instance.instance_id for instance in self.instances(ids=ids)}
+            left = tuple(each for each in ids if each in existing)
             if left == ids:
                 raise
             if left:
@@ -93,8 +93,8 @@ class Machines(Offers):
 
     def key_pair(self, name: str) -> str | None:
         """The key pair of this name, if there is one: the list finds longer names too."""
-        found = self.numbered_pages("DescribeKeyPairs", given(KeyPairName=name), key_pairs_in)
-        return next((each for each in found if each == name), None)
+        names = self.numbered_pages("DescribeKeyPairs", given(KeyPairName=name), key_pairs_in)
+        return next((each for each in names if each == name), None)
 
     def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> str:
         """Bring a public key. A pair of this name is returned as it is: name it by its key."""
@@ -213,7 +213,7 @@ class Assistant(Caller):
         so it can be trusted before any ssh. Waits for the assistant and the end. Raises CloudError where it fails.
         """
         self.pace.until(lambda: self._has_assistant(instance_id), f"{instance_id}: its Cloud Assistant does not run")
-        asked = {
+        fields = {
             "RegionId": self.region_id,
             "InstanceId": [instance_id],
             "Type": "RunShellScript",
@@ -222,7 +222,7 @@ class Assistant(Caller):
             "Timeout": max(10, round(timeout_s)),
             "ClientToken": uuid.uuid4().hex,
         }
-        invocation = self.call("RunCommand", asked)["InvokeId"]
+        invocation = self.call("RunCommand", fields)["InvokeId"]
         what = f"{instance_id}: the command {invocation} has not ended"
         result = self.pace.until(lambda: self._ended(instance_id, invocation), what, timeout_s + self.pace.read_s)
         return _output(instance_id, result)
@@ -238,14 +238,14 @@ class Assistant(Caller):
 
     def _has_assistant(self, instance_id: str) -> bool | None:
         answer = self.call("DescribeCloudAssistantStatus", {"RegionId": self.region_id, "InstanceId": [instance_id]})
-        found = listed(answer, "InstanceCloudAssistantStatusSet", "InstanceCloudAssistantStatus")
-        return any(flag(each.get("CloudAssistantStatus")) for each in found) or None
+        statuses = listed(answer, "InstanceCloudAssistantStatusSet", "InstanceCloudAssistantStatus")
+        return any(flag(each.get("CloudAssistantStatus")) for each in statuses) or None
 
     def _ended(self, instance_id: str, invocation: str) -> dict[str, Any] | None:
-        asked = {"RegionId": self.region_id, "InstanceId": instance_id, "InvokeId": invocation}
-        answer = self.call("DescribeInvocationResults", asked)
-        found = listed(answer, "Invocation", "InvocationResults", "InvocationResult")
-        return next((each for each in found if each.get("InvocationStatus", "") not in RUNNING), None)
+        fields = {"RegionId": self.region_id, "InstanceId": instance_id, "InvokeId": invocation}
+        answer = self.call("DescribeInvocationResults", fields)
+        results = listed(answer, "Invocation", "InvocationResults", "InvocationResult")
+        return next((each for each in results if each.get("InvocationStatus", "") not in RUNNING), None)
 
 
 def _output(instance_id: str, result: dict[str, Any]) -> str:

@@ -79,14 +79,14 @@ class Offers(Caller):
             "SpotDuration": duration_h,
             "StartTime": stamp(start),
         }
-        found: list[SpotPrice] = []
+        prices: list[SpotPrice] = []
         offset = 0
         while True:
             answer = self.call("DescribeSpotPriceHistory", {**fields, "Offset": offset})
-            found += spot_prices_in(answer)
+            prices += spot_prices_in(answer)
             following = int(answer.get("NextOffset") or 0)
             if following <= offset:
-                return tuple(sorted(found, key=lambda each: each.at))
+                return tuple(sorted(prices, key=lambda each: each.at))
             offset = following
 
     def spot_advice(self, instance_types: Sequence[str]) -> tuple[SpotAdvice, ...]:
@@ -182,8 +182,8 @@ def stock_in(answer: Answer) -> tuple[Stock, ...]:
 
 def disk_categories_in(answer: Answer) -> tuple[str, ...]:
     """DescribeAvailableResource for data disks: the categories that can be had."""
-    found = (needed(each, "Value") for _, each in _sold(answer, "DataDisk") if _in_stock(each))
-    return tuple(dict.fromkeys(found))
+    categories = (needed(each, "Value") for _, each in _sold(answer, "DataDisk") if _in_stock(each))
+    return tuple(dict.fromkeys(categories))
 
 
 def _sold(answer: Answer, kind: str) -> Iterable[tuple[Answer, Answer]]:
@@ -230,14 +230,14 @@ def spot_advice_in(answer: Answer) -> tuple[SpotAdvice, ...]:
 
 def price_in(answer: Answer) -> Price:
     """DescribePrice"""
-    told = needed(needed(answer, "PriceInfo"), "Price")
+    price = needed(needed(answer, "PriceInfo"), "Price")
     return Price(
-        trade=number(needed(told, "TradePrice")),
-        list=number(told.get("OriginalPrice", needed(told, "TradePrice"))),
-        currency=told.get("Currency") or "CNY",
+        trade=number(needed(price, "TradePrice")),
+        list=number(price.get("OriginalPrice", needed(price, "TradePrice"))),
+        currency=price.get("Currency") or "CNY",
         parts={
             PARTS.get(each["Resource"], each["Resource"]): number(each.get("TradePrice"))
-            for each in listed(told, "DetailInfos", "DetailInfo")
+            for each in listed(price, "DetailInfos", "DetailInfo")
             if each.get("Resource")
         },
     )

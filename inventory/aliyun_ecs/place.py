@@ -38,17 +38,17 @@ class PreparedPlaces(Networks, Machines):
             groups = self.security_groups(tags=wanted.tags)
             notes = [note for each in groups for note in self._open(each.security_group_id, wanted.ssh_from)]
             return PreparedNetwork(notes=tuple(notes))
-        anywhere, said = (wanted.cluster, wanted.network, wanted.ssh_from, wanted.key_pair), list[str]()
+        anywhere, notes = (wanted.cluster, wanted.network, wanted.ssh_from, wanted.key_pair), list[str]()
         if anywhere not in self.ready:
             vpc = self._vpc(wanted, journal)
             group = self._group(wanted, vpc, journal)
-            said += self._open(group, wanted.ssh_from)
+            notes += self._open(group, wanted.ssh_from)
             if not self.key_pair(wanted.key_pair):
                 self.import_key_pair(wanted.key_pair, wanted.public_key, wanted.tags)
             self.ready[anywhere] = vpc, group
         vpc, group = self.ready[anywhere]
         subnet = self._subnet(vpc, wanted.zone_id, journal) if wanted.zone_id else ""
-        return PreparedNetwork(group, subnet, tuple(said))
+        return PreparedNetwork(group, subnet, tuple(notes))
 
     def _vpc(self, wanted: NetworkRequest, journal: Journal) -> Vpc:
         """The VPC, made where it is spotune's own and not there yet."""
@@ -100,17 +100,17 @@ class PreparedPlaces(Networks, Machines):
 
     def _open(self, group_id: str, ssh_from: Sequence[str]) -> list[str]:
         """Bring a group's rules to what they should be; what was done and found, a sentence each."""
-        changes, said = rule_changes(self.rules(group_id), ssh_from), list[str]()
+        changes, notes = rule_changes(self.rules(group_id), ssh_from), list[str]()
         for rule in changes.add:
             self.allow(group_id, rule)
-            said.append(f"ssh is open to {rule.source}")
+            notes.append(f"ssh is open to {rule.source}")
         for rule in changes.revoke:
             self.revoke(group_id, rule)
-            said.append(f"ssh is no longer open to {rule.source}")
+            notes.append(f"ssh is no longer open to {rule.source}")
         for rule in changes.foreign:
             opened = f"{rule.protocol} {rule.ports} from {rule.source}"
-            said.append(f"{group_id} also lets in {opened}; that rule is not ours")
-        return said
+            notes.append(f"{group_id} also lets in {opened}; that rule is not ours")
+        return notes
 
 
 def free_network(cidr: str, taken: Sequence[str]) -> str:
@@ -133,8 +133,8 @@ def chosen(vpcs: Sequence[Vpc], wanted: str) -> Vpc | None:
     for vpc in vpcs:
         if wanted in (vpc.vpc_id, vpc.name):
             return vpc
-    there = ", ".join(vpc.vpc_id for vpc in vpcs) or "none"
-    raise RentError(f"{KEY}: there is no VPC {wanted!r} in the region; there is: {there}")
+    ids = ", ".join(vpc.vpc_id for vpc in vpcs) or "none"
+    raise RentError(f"{KEY}: there is no VPC {wanted!r} in the region; there is: {ids}")
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ def rule_changes(rules: Sequence[Rule], ssh_from: Sequence[str]) -> RuleChanges:
     Nothing is said of the group's own machines: those of a normal group reach each other by default.
     """
     wanted = sorted({_cidr(each) for each in ssh_from})
-    there = {_cidr(each.source) for each in rules if _is_ssh(each)}
+    allowed = {_cidr(each.source) for each in rules if _is_ssh(each)}
     ours = [each for each in rules if each.description == DESCRIPTION]
     right = [each for each in rules if _is_ssh(each) and _cidr(each.source) in wanted]
     return RuleChanges(
-        add=tuple(Rule("tcp", SSH, cidr, description=DESCRIPTION) for cidr in wanted if cidr not in there),
+        add=tuple(Rule("tcp", SSH, cidr, description=DESCRIPTION) for cidr in wanted if cidr not in allowed),
         revoke=tuple(each for each in ours if each not in right),
         foreign=tuple(each for each in rules if each not in ours and each not in right),
     )

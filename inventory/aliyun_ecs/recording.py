@@ -113,7 +113,7 @@ class Scrubber:
         if match := ID.fullmatch(text):
             return match[1] + self._alike(match[2])
         if re.fullmatch(r"[\d./, ]+", text) and ADDRESS.search(text):
-            return ADDRESS.sub(lambda found: self._address(found[0]), text)
+            return ADDRESS.sub(lambda address: self._address(address[0]), text)
         return self._alike(text)
 
     def _message(self, text: str) -> str:

@@ -109,8 +109,8 @@ def _bypass_proxies(where: Endpoint) -> None:
     """
 
     class Direct(HTTPAdapter):
-        def send(self, request: Any, *given: Any, **options: Any) -> Any:
-            return super().send(request, *given, **{**options, "proxies": None})
+        def send(self, request: Any, *arguments: Any, **options: Any) -> Any:
+            return super().send(request, *arguments, **{**options, "proxies": None})
 
     key = f"{where.protocol}://{where.host}:80:pool={DEFAULT_POOL_MAXSIZE}"
     session = DaraCore._get_session(key, where.protocol, pool_size=DEFAULT_POOL_MAXSIZE)

@@ -50,9 +50,9 @@ class CallPace:
         started = time.monotonic()
         while True:
             late = time.monotonic() - started >= limit_s
-            found = look()
-            if found is not None:
-                return found
+            result = look()
+            if result is not None:
+                return result
             if late:
                 raise CloudError(f"{what}: still not after {limit_s:.0f} s; {LATER}", Kind.WAIT)
             time.sleep(self.poll_s)

@@ -39,10 +39,10 @@ def hurry(places: Places, seconds: float) -> float:
 
 def reclaim(places: Places, name: str, notice_s: float) -> None:
     """Take a spot machine back after a notice; without one, returns when it is gone."""
-    found = served.find(places, name)
-    call(places, "Reclaim", InstanceId=found.instance_id, NoticeSeconds=str(notice_s))
+    instance = served.find(places, name)
+    call(places, "Reclaim", InstanceId=instance.instance_id, NoticeSeconds=str(notice_s))
     if notice_s == 0:
-        _passed(places, found, "Running", "Stopping")
+        _passed(places, instance, "Running", "Stopping")
 
 
 def power_off(places: Places, name: str) -> None:
@@ -56,11 +56,11 @@ def power_on(places: Places, name: str) -> None:
 
 
 def _change(places: Places, name: str, action: str, until: str) -> None:
-    found = served.find(places, name)
-    call(places, action, ECS, InstanceId=found.instance_id)
-    status = _passed(places, found, "Starting", "Stopping")
+    instance = served.find(places, name)
+    call(places, action, ECS, InstanceId=instance.instance_id)
+    status = _passed(places, instance, "Starting", "Stopping")
     if status != until:
-        raise LocalCloudError(f"{name} is {status or 'gone'}{host.last_words(places, found.machine)}")
+        raise LocalCloudError(f"{name} is {status or 'gone'}{host.last_words(places, instance.machine)}")
 
 
 def _passed(places: Places, machine: EmulatedInstance, *passing: str) -> str:

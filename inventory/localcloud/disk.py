@@ -23,12 +23,12 @@ def make_disk(image: Path, size_gib: int) -> None:
 def devices_below(listing: str, folder: Path) -> dict[Path, str]:
     """Backing file -> its loop device, for files below a folder. Pure; from `losetup --json --list`."""
     devices = json.loads(listing)["loopdevices"] if listing.strip() else []
-    found = {}
+    loop_devices = {}
     for device in devices:
         file = Path((device["back-file"] or "").removesuffix(" (deleted)"))
         if folder in file.parents:
-            found[file] = device["name"]
-    return found
+            loop_devices[file] = device["name"]
+    return loop_devices
 
 
 def _attached_below(folder: Path) -> dict[Path, str]:
@@ -73,8 +73,7 @@ def detach_below(folder: Path) -> None:
 
 def rows(text: str) -> list[tuple[str, str, str]]:
     """(name, loop device, serial) of each disk in a table. Pure."""
-    found = [line.split() for line in text.splitlines()]
-    return [(row[0], row[1], row[2]) for row in found]
+    return [(row[0], row[1], row[2]) for row in map(str.split, text.splitlines())]
 
 
 def renewed_table(before: str, attached: Sequence[tuple[str, str]]) -> str:
@@ -83,8 +82,8 @@ def renewed_table(before: str, attached: Sequence[tuple[str, str]]) -> str:
     `attached`: (loop device, serial). Those that stay keep their names.
     """
     names = {serial: name for name, _, serial in rows(before)}
-    kept = {names[serial] for _, serial in attached if serial in names}
-    free = (f"vd{letter}" for letter in LETTERS if f"vd{letter}" not in kept)
+    taken = {names[serial] for _, serial in attached if serial in names}
+    free = (f"vd{letter}" for letter in LETTERS if f"vd{letter}" not in taken)
     named = [(names.get(serial) or next(free), loop, serial) for loop, serial in attached]
     return "".join(f"{name} {loop} {serial}\n" for name, loop, serial in sorted(named))
 

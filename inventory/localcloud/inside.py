@@ -28,13 +28,13 @@ NO_QUOTAS = "this machine's kernel keeps no CPU quotas (CFS bandwidth), so --cpu
 
 def systemd_trees(mountinfo: str) -> tuple[Path, ...]:
     """Where the trees systemd works in are mounted: cgroup2, and name=systemd on older layouts. Pure."""
-    found = []
+    trees = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         filesystem, _, options = after.split(" ", 2)
         if filesystem == "cgroup2" or (filesystem == "cgroup" and "name=systemd" in options.split(",")):
-            found.append(Path(before.split()[4]))
-    return tuple(found)
+            trees.append(Path(before.split()[4]))
+    return tuple(trees)
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,8 @@ def key_of(folder: Path) -> tuple[str, str]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             ini.write(file)
-    found = ini["default"]
-    return found["access_key_id"], found["access_key_secret"]
+    profile = ini["default"]
+    return profile["access_key_id"], profile["access_key_secret"]
 
 
 @contextmanager

@@ -129,13 +129,13 @@ def _end_what_it_ran(places: Places) -> None:
 
 def _in_session(session: int) -> list[int]:
     """The processes of a session that still run."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
             if int(its_session) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def down(places: Places) -> None:
@@ -157,18 +157,18 @@ def down(places: Places) -> None:
 def what_is_there(places: Places) -> str:
     """What `down` takes, in words; empty where there is nothing of a user's, or no cloud."""
     try:
-        found = account.load(places.world)
+        record = account.load(places.world)
     except LocalCloudError:
         return "what its damaged record does not tell"
-    kept = sum(not each.instance_id for each in found.disks.values())
-    counted = {"machine": len(found.instances), "kept disk": kept, "snapshot": len(found.snapshots)}
+    kept_disks = sum(not each.instance_id for each in record.disks.values())
+    counted = {"machine": len(record.instances), "kept disk": kept_disks, "snapshot": len(record.snapshots)}
     return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counted.items() if count)
 
 
 def machines(places: Places) -> tuple[EmulatedInstance, ...]:
     """The machines there are, te2 before te10. Raises LocalCloudError."""
-    found = account.load(places.world).instances.values()
-    return tuple(sorted(found, key=lambda each: (len(each.name), each.name)))
+    instances = account.load(places.world).instances.values()
+    return tuple(sorted(instances, key=lambda each: (len(each.name), each.name)))
 
 
 def short_name(places: Places, instance: EmulatedInstance) -> str:
@@ -178,11 +178,11 @@ def short_name(places: Places, instance: EmulatedInstance) -> str:
 
 def find(places: Places, name: str) -> EmulatedInstance:
     """By te2, by the whole name or by id. Raises LocalCloudError naming those there are."""
-    found = machines(places)
-    for each in found:
+    instances = machines(places)
+    for each in instances:
         if name in (short_name(places, each), each.name, each.instance_id):
             return each
-    known = ", ".join(short_name(places, each) for each in found) or "none"
+    known = ", ".join(short_name(places, each) for each in instances) or "none"
     raise LocalCloudError(f"there is no machine {name!r}; there is: {known}")
 
 
@@ -193,9 +193,9 @@ def cut(places: Places, name: str) -> None:
 
 def heal(places: Places, name: str) -> None:
     """Plug the cable in again; returns when the machine answers."""
-    found = find(places, name)
-    network.set_link(places.link(found.machine), "up")
-    host.wait_for_ssh(places, found.machine, found.address)
+    instance = find(places, name)
+    network.set_link(places.link(instance.machine), "up")
+    host.wait_for_ssh(places, instance.machine, instance.address)
 
 
 def reshape(places: Places, names: Sequence[str], wanted: shape.Shape) -> tuple[EmulatedInstance, ...]:
@@ -203,16 +203,16 @@ def reshape(places: Places, names: Sequence[str], wanted: shape.Shape) -> tuple[
     the machines it was asked of. Raises LocalCloudError before anything changes where one is unknown."""
     if not places.folder.exists():
         raise LocalCloudError(f"there is no cloud {places.cloud!r} on this machine; start it: fab local.serve")
-    found = tuple(find(places, name) for name in names) if names else machines(places)
+    instances = tuple(find(places, name) for name in names) if names else machines(places)
     if names:
-        for each in found:
+        for each in instances:
             shape.ask_one(places, each.machine, wanted)
     else:
         shape.ask_all(places, wanted)
-    for each in found:
+    for each in instances:
         if inside.runs(places, each.machine):
             shape.apply(places, each.machine)
-    return found
+    return instances
 
 
 def show_wheels(places: Places, wheels: Path) -> None:

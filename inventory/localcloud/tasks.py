@@ -61,10 +61,10 @@ def down(c: Any, yes: bool = False) -> None:
     """Remove the hosts, their disks, their network, snapshots and the ECS API."""
     with sentences():
         places = _places()
-        if there := served.what_is_there(places):
+        if contents := served.what_is_there(places):
             ask(
                 yes,
-                f"remove {there}, with all that lies there, runs not fetched too?",
+                f"remove {contents}, with all that lies there, runs not fetched too?",
                 yes_command("local.down", down),
             )
         served.down(places)
@@ -84,10 +84,10 @@ def status(c: Any) -> None:
         for each in served.machines(places):
             name = served.short_name(places, each)
             cut = "  cut off" if network.is_cut(places.link(each.machine)) else ""
-            limits = f"  {told}" if (told := str(shape.in_force(places, each.machine))) else ""
+            limits = f"  {shape_text}" if (shape_text := str(shape.in_force(places, each.machine))) else ""
             say(f"{name}  {each.status:8}  {each.address:15}  {each.instance_id}  host {each.machine}{cut}{limits}")
-        if told := str(shape.for_later(places)):
-            say(f"hosts that boot later: {told}")
+        if shape_text := str(shape.for_later(places)):
+            say(f"hosts that boot later: {shape_text}")
 
 
 @task(help={"name": "host, for example te2"})
@@ -124,9 +124,9 @@ def reshape(c: Any, mbit: str = "", cpu: str = "", hosts: str = "", off: bool = 
         if hosts and not names:
             raise shape.LocalCloudError(f"--hosts {hosts!r} names none; write them as te1,te2")
         places = _places()
-        found = served.reshape(places, names, wanted)
+        instances = served.reshape(places, names, wanted)
         together = sum(shape.in_force(places, each.machine).cpu or 0 for each in served.machines(places))
-    whose = ", ".join(served.short_name(places, each) for each in found) or "no host yet"
+    whose = ", ".join(served.short_name(places, each) for each in instances) or "no host yet"
     say(f"{whose}{'' if names else ' and those that boot later'}: {str(wanted) or 'no limits'}")
     if together > cores:
         say(f"their quotas are {together:g} cores together and this machine has {cores}: they slow each other down")

@@ -42,7 +42,7 @@ def private_key(settings: Settings, pair: str = "") -> Path:
     takes it, else the cluster's."""
     own_key = StateFiles.of(settings.name).own_key
     for key in (settings.ssh.key, own_key):
-        if pair and (told := public(key)) and pair_name(settings.name, told) == pair:
+        if pair and (public_key := public(key)) and pair_name(settings.name, public_key) == pair:
             return key
     return settings.ssh.key if settings.ssh.key.is_file() and not _refused_kind(settings) else own_key
 
@@ -79,8 +79,8 @@ def ensure_key(settings: Settings) -> str:
     if not key.exists():
         StateFiles.of(settings.name).make()
         _make_key(key, f"spotune-{settings.name}")
-    if told := public(key):
-        return told
+    if public_key := public(key):
+        return public_key
     file = key.with_name(f"{key.name}.pub")
     make = f"ssh-keygen -y -f {shlex.quote(str(key))} > {shlex.quote(str(file))}"
     raise RentError(f"ssh.key: {key} has no public half beside it; make it: {make}")
@@ -124,8 +124,8 @@ def shown(output: str) -> tuple[hostkeys.HostKey, ...]:
 
 def pinned(known_hosts: str, address: str, instance_id: str, keys: Sequence[hostkeys.HostKey]) -> str:
     """known_hosts with exactly these keys for an address: whoever had it before is another machine. Pure."""
-    kept = hostkeys.without_host(known_hosts, address)
-    return kept + "".join(f"{address} {key.kind} {key.blob} {instance_id}\n" for key in keys)
+    other_hosts = hostkeys.without_host(known_hosts, address)
+    return other_hosts + "".join(f"{address} {key.kind} {key.blob} {instance_id}\n" for key in keys)
 
 
 def is_pinned(known_hosts: str, address: str, instance_id: str) -> bool:
@@ -136,10 +136,10 @@ def is_pinned(known_hosts: str, address: str, instance_id: str) -> bool:
 
 def asked(cloud: Cloud, instance_id: str) -> tuple[hostkeys.HostKey, ...]:
     """A machine's host keys, as the cloud tells them. Raises CloudError where it tells none."""
-    found = shown(cloud.host_keys(instance_id))
-    if not found:
+    keys = shown(cloud.host_keys(instance_id))
+    if not keys:
         raise CloudError(f"{instance_id} shows no ssh host key; again: fab up", Kind.WAIT)
-    return found
+    return keys
 
 
 def pin_all(cloud: Cloud, settings: Settings, addresses: Mapping[str, str], *, again: bool = False) -> None:
@@ -149,8 +149,8 @@ def pin_all(cloud: Cloud, settings: Settings, addresses: Mapping[str, str], *, a
     before = known(settings)
     new = [each for each, address in addresses.items() if again or not is_pinned(before, address, each)]
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(new)))) as pool:
-        for each, found in zip(new, pool.map(lambda i: asked(cloud, i), new), strict=True):
-            pin(settings, each, addresses[each], found)
+        for each, keys in zip(new, pool.map(lambda i: asked(cloud, i), new), strict=True):
+            pin(settings, each, addresses[each], keys)
 
 
 def known(settings: Settings) -> str:
@@ -158,11 +158,11 @@ def known(settings: Settings) -> str:
     return hostkeys.read(StateFiles.of(settings.name).known_hosts)
 
 
-def pin(settings: Settings, instance_id: str, address: str, found: Sequence[hostkeys.HostKey]) -> None:
+def pin(settings: Settings, instance_id: str, address: str, keys: Sequence[hostkeys.HostKey]) -> None:
     """Write a machine's host keys down, before anything connects to it."""
     files = StateFiles.of(settings.name)
     files.make()
-    hostkeys.write(files.known_hosts, pinned(known(settings), address, instance_id, found))
+    hostkeys.write(files.known_hosts, pinned(known(settings), address, instance_id, keys))
 
 
 def forget(settings: Settings, addresses: Sequence[str]) -> None:

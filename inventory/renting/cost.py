@@ -113,7 +113,7 @@ def machine_cost(instance: Instance, now: datetime) -> MachineCost:
 
 def currency_of(machines: Sequence[Instance]) -> str:
     """What they are paid in; empty where no tag says so."""
-    return next((said for each in machines if (said := each.tags.get(tags.CURRENCY_TAG))), "")
+    return next((currency for each in machines if (currency := each.tags.get(tags.CURRENCY_TAG))), "")
 
 
 def later_costs(instances: Sequence[Instance], release_at: datetime) -> float:
@@ -195,8 +195,10 @@ def loose(disks: Sequence[Disk]) -> tuple[Disk, ...]:
 
 def disk_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
     """The price a month of each disk, by its id; without those the cloud has no price for."""
-    asked = ((d.disk_id, cloud.disk_price_month(d.category, d.size_gib, d.performance_level, d.zone_id)) for d in owned)
-    return {disk_id: price.trade for disk_id, price in asked if price is not None}
+    prices = (
+        (d.disk_id, cloud.disk_price_month(d.category, d.size_gib, d.performance_level, d.zone_id)) for d in owned
+    )
+    return {disk_id: price.trade for disk_id, price in prices if price is not None}
 
 
 def with_disks(price: Price, surcharges_h: Sequence[float]) -> Price:
@@ -207,15 +209,15 @@ def with_disks(price: Price, surcharges_h: Sequence[float]) -> Price:
 
 
 def disk_surcharges_h(
-    cloud: Cloud, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
+    cloud: Cloud, settings: Settings, waiting: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> dict[int, float]:
     """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
     differ. Raises RentError where there is a budget and the cloud does not tell.
     """
     own = settings.rental
     usual = (own.disk_category, disks.data_gib(own, snapshot), own.data_level)
-    found = {}
-    for k, disk in kept.items():
+    surcharges = {}
+    for k, disk in waiting.items():
         its = (disk.category, disk.size_gib, disk.performance_level)
         if its == usual:
             continue
@@ -226,25 +228,25 @@ def disk_surcharges_h(
                 f"({disk.size_gib} GiB): nobody knows whether it is enough; budget = 0 goes on without one"
             )
         its_month, usual_month = (price.trade if price else 0.0 for price in prices)
-        found[k] = (its_month - usual_month) / HOURS_A_MONTH
-    return found
+        surcharges[k] = (its_month - usual_month) / HOURS_A_MONTH
+    return surcharges
 
 
 def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> tuple[Instance, ...]:
     """Machines that lost the tag of their price, or never had one, with what the cloud asks for such a one today: a
     machine without a price is not one without a cost. Raises CloudError where the cloud does not tell.
     """
-    asked: dict[tuple[str, str, bool], Price] = {}
+    prices: dict[tuple[str, str, bool], Price] = {}
 
     def told(each: Instance) -> Instance:
         if tags.price_h(each.tags) is not None:
             return each
         key = (each.instance_type, each.zone_id, each.is_spot)
-        if key not in asked:
+        if key not in prices:
             one = offers.one_machine(settings, each.zone_id, each.instance_type, Image("", 0))
-            asked[key] = cloud.price(replace(one, is_spot=each.is_spot, price_limit=each.price_limit))
-        most_h = asked[key].list if each.is_spot else 0
-        return replace(each, tags={**each.tags, **tags.of_machines(settings.name, asked[key], most_h)})
+            prices[key] = cloud.price(replace(one, is_spot=each.is_spot, price_limit=each.price_limit))
+        most_h = prices[key].list if each.is_spot else 0
+        return replace(each, tags={**each.tags, **tags.of_machines(settings.name, prices[key], most_h)})
 
     return tuple(told(each) for each in instances)
 
@@ -284,15 +286,15 @@ def over_budget(key: str, budget: float, paid: Spent, wanted: Purchase) -> str:
     if not budget or wanted.total <= rest:
         return ""
     whole = f"this month's {money(budget, wanted.currency)}"
-    said = f"{money(rest, wanted.currency)} of {whole} are left"
+    balance = f"{money(rest, wanted.currency)} of {whole} are left"
     if rest < 0:
-        said = f"{whole} are exceeded by {money(-rest, wanted.currency)} already (fab cost says by what)"
+        balance = f"{whole} are exceeded by {money(-rest, wanted.currency)} already (fab cost says by what)"
     fits = rest / (wanted.nodes * wanted.price_h)
     fewer = "fewer --nodes, or " if wanted.nodes > 1 and rest > 0 else ""
     way = f"--hours {int(fits * 10) / 10:g}, or " if fits >= 0.6 else fewer
     return (
         f"{key}: {wanted.nodes} x {wanted.hours:g} h at {money(wanted.price_h, wanted.currency, HOUR)} is "
-        f"{money(wanted.total, wanted.currency)}, but {said}; {way}set a larger {key}"
+        f"{money(wanted.total, wanted.currency)}, but {balance}; {way}set a larger {key}"
     )
 
 
@@ -345,11 +347,11 @@ def budget_end(budget: float, paid: Spent, price_h: float, now: datetime) -> dat
 
 
 def persistent_disks_line(
-    disks: Sequence[Disk], months: Mapping[str, float], there: Sequence[Instance], currency: str
+    disks: Sequence[Disk], months: Mapping[str, float], instances: Sequence[Instance], currency: str
 ) -> str:
     """That data disks stay when their machines are released, and what they cost a month from then on; empty where none
     does, or the cloud does not tell. Pure."""
-    machines = {each.instance_id: each for each in there}
+    machines = {each.instance_id: each for each in instances}
     persistent = [d for d in ledger.stays(disks) if d.instance_id in machines and d.disk_id in months]
     if not persistent:
         return ""

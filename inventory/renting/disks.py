@@ -46,23 +46,23 @@ def is_kept(settings: Rental, number: int, head: int) -> bool:
 
 
 def persistent(
-    settings: Rental, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
+    settings: Rental, numbers: Sequence[int], head: int, waiting: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> tuple[int, ...]:
     """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
     priced = (settings.disk_category, data_gib(settings, snapshot))
-    other = {k for k, disk in kept.items() if (disk.category, disk.size_gib) != priced}
-    return tuple(k for k in numbers if (k in kept or is_kept(settings, k, head)) and k not in other)
+    other = {k for k, disk in waiting.items() if (disk.category, disk.size_gib) != priced}
+    return tuple(k for k in numbers if (k in waiting or is_kept(settings, k, head)) and k not in other)
 
 
 def waiting_for(disks: Sequence[Disk], numbers: Collection[int], zone_id: str = "") -> dict[int, Disk]:
     """The disk that waits for each of the nodes: of that node, attached to none; of several the newest."""
-    found: dict[int, Disk] = {}
+    waiting: dict[int, Disk] = {}
     for disk in sorted(disks, key=lambda d: (d.created, d.disk_id)):
         k = members.disk_number(disk)
         waits = disk.kind == "data" and not disk.instance_id and disk.status == "Available"
         if k is not None and k in numbers and waits and zone_id in ("", disk.zone_id):
-            found[k] = disk
-    return found
+            waiting[k] = disk
+    return waiting
 
 
 def keep_disk(cloud: Cloud, k: int, disk: Disk) -> bool:
@@ -79,9 +79,9 @@ def keep_head_disk(cloud: Cloud, settings: Settings, instances: Sequence[Instanc
 
     Raises RentError where there is no disk to keep, CloudError.
     """
-    if settings.rental.keep_data_disk == "none" or not (there := members.reachable(instances)):
+    if settings.rental.keep_data_disk == "none" or not (machines := members.reachable(instances)):
         return
-    head, k = there[0], members.number(there[0])
+    head, k = machines[0], members.number(machines[0])
     disk = members.data_disk(head, cloud.disks(tags=tags.of_cluster(settings.name), instance_id=head.instance_id))
     if disk is None or k is None:
         what = "has no data disk" if k else "is none of te1, te2, ..., so its data disk would wait for no machine"
@@ -171,9 +171,9 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
     The kept disk of a machine that is being reclaimed is free in a few minutes; a blank one now would take its
     place for good. Of several that wait for the same machine none is taken for the right one.
     """
-    there = {each.instance_id: each for each in instances}
+    machines = {each.instance_id: each for each in instances}
     for k in sorted(numbers):
-        own = [d for d in disks if d.kind == "data" and _number(d, there) == k]
+        own = [d for d in disks if d.kind == "data" and _number(d, machines) == k]
         for disk in own:
             if _is_still_attached(disk):
                 raise RentError(
@@ -188,8 +188,8 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
             )
 
 
-def _number(disk: Disk, there: dict[str, Instance]) -> int | None:
-    owner = there.get(disk.instance_id)
+def _number(disk: Disk, machines: dict[str, Instance]) -> int | None:
+    owner = machines.get(disk.instance_id)
     return members.disk_number(disk) or (members.number(owner) if owner else None)
 
 

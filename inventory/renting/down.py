@@ -53,9 +53,9 @@ def divided(disks: Sequence[Disk], everything: bool) -> tuple[tuple[Disk, ...], 
 
     A data disk goes that was to go with its machine, or was made and never had one; with `everything` all go.
     """
-    told = [d for d in disks if d.kind == "data" or stays([d])]
-    going = tuple(d for d in told if everything or _goes(d))
-    return going, tuple(d for d in told if d not in going)
+    candidates = [d for d in disks if d.kind == "data" or stays([d])]
+    going = tuple(d for d in candidates if everything or _goes(d))
+    return going, tuple(d for d in candidates if d not in going)
 
 
 def _goes(disk: Disk) -> bool:
@@ -83,9 +83,9 @@ def plan_down(
     """
     own = tags.of_cluster(settings.name)
     notes = settle(cloud, Intents.of(settings))
-    there = holdings(cloud, settings)
-    machines, remaining = _chosen(members.members(there.machines), nodes)
-    owned, snapshots, notes = there.disks, there.snapshots, notes + there.notes
+    resources = holdings(cloud, settings)
+    machines, remaining = _chosen(members.members(resources.machines), nodes)
+    owned, snapshots, notes = resources.disks, resources.snapshots, notes + resources.notes
     if locked := () if disks else _locked(machines, divided(owned, False)[1]):
         machines, remaining = tuple(i for i in machines if i not in locked), (*remaining, *locked)
         notes += (
@@ -96,18 +96,18 @@ def plan_down(
     owned = members.labelled(owned, (*machines, *remaining))
     if remaining:
         owned = _theirs(owned, machines)
-    going, kept = divided(owned, disks)
+    going, retained = divided(owned, disks)
     if not anyway:
-        _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
-    months, ledger = cost.disk_months(cloud, kept), Ledger.of(cloud, settings)
+        _refuse_unstored(snapshots, going + retained, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
+    months, ledger = cost.disk_months(cloud, retained), Ledger.of(cloud, settings)
     ours = members.own_pairs(settings)
     pairs = tuple(name for name in cloud.key_pairs(own) if others or name in ours)
     if remaining:  # they are entered with the key pairs
-        plan = DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
+        plan = DownPlan(machines, going, (), retained, snapshots, months, ledger.currency, notes, (), remaining)
     else:
         left = billed_elsewhere(cloud, settings)
-        plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
-    ids = {each.instance_id for each in there.machines}
+        plan = DownPlan(machines, going, pairs, retained, snapshots, months, ledger.currency, notes, left)
+    ids = {each.instance_id for each in resources.machines}
     return replace(plan, head_gone=_head_gone(ledger.gone(ids, cloud.now()), settings.name))
 
 
@@ -131,9 +131,9 @@ def _chosen(
     )
 
 
-def _locked(machines: Sequence[Instance], kept: Sequence[Disk]) -> tuple[Instance, ...]:
+def _locked(machines: Sequence[Instance], retained: Sequence[Disk]) -> tuple[Instance, ...]:
     """Machines under a security lock that have one of these disks, which would go with them. Pure."""
-    having = {disk.instance_id for disk in kept}
+    having = {disk.instance_id for disk in retained}
     return tuple(each for each in machines if "security" in each.locks and each.instance_id in having)
 
 
@@ -162,15 +162,15 @@ def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report)
     """
     intents = Intents.of(settings)
     with intents.alone():
-        there, ledger = _left(cloud, settings), Ledger.of(cloud, settings)
-        ledger.record(there.machines, cloud.now())
-        ledger.record_kept(there.disks, None, cloud.now())  # found by their ids once their machines are gone
+        resources, ledger = _left(cloud, settings), Ledger.of(cloud, settings)
+        ledger.record(resources.machines, cloud.now())
+        ledger.record_kept(resources.disks, None, cloud.now())  # found by their ids once their machines are gone
         named = {i.instance_id for i in plan.machines}
-        going = [i.instance_id for i in there.machines if i.instance_id in named]
+        going = [i.instance_id for i in resources.machines if i.instance_id in named]
         if going:
             report(f"deleting {members.so_many(len(going))}")
             remove(cloud, going, intents)
-        ledger.record([i for i in there.machines if i.instance_id not in named], cloud.now())
+        ledger.record([i for i in resources.machines if i.instance_id not in named], cloud.now())
         _delete_disks(cloud, settings, plan, report)
         ledger.record_kept(plan.kept, plan.snapshots, cloud.now())
         if plan.remaining:
@@ -222,18 +222,18 @@ def _ask_to_delete(cloud: Cloud, some: Sequence[str], intents: Intents) -> None:
 def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
     """Those that do not go with a machine, once it has let go of them; until the cloud's lists, and what it says of the
     ledger's ids, show only what was named as staying."""
-    named, kept = {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
+    named, retained = {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
     until, deleted = time.monotonic() + cloud.pace.limit_s(GONE_S), set[str]()
     remaining = {each.instance_id for each in plan.remaining}
     while True:
-        there = _left(cloud, settings)
-        disks = [d for d in there.disks if d.disk_id not in kept and (d.disk_id in named or not remaining)]
+        resources = _left(cloud, settings)
+        disks = [d for d in resources.disks if d.disk_id not in retained and (d.disk_id in named or not remaining)]
         for disk in disks:
             if disk.disk_id in named - deleted and not disk.instance_id:
                 report(f"deleting {disk.name or disk.disk_id}")
                 cloud.delete("disk", [disk.disk_id])
                 deleted.add(disk.disk_id)
-        machines = {i.instance_id for i in there.machines} - remaining
+        machines = {i.instance_id for i in resources.machines} - remaining
         left = [*sorted(machines), *(d.disk_id for d in disks)]
         if not left:
             return

@@ -227,15 +227,15 @@ def settle(cloud: Cloud, intents: Intents) -> tuple[str, ...]:
 
 def settle_alone(cloud: Cloud, intents: Intents) -> tuple[str, ...]:
     """`settle` for a command that holds the cluster already."""
-    said = []
+    notes = []
     for key, intent in _unsettled(intents).items():
         if not key.startswith(DELETION):  # what is still listed then is deleted by a call of its own
             if is_heard(cloud, intent):
-                said.append(f"an order that was cut off ({key}) did reach the cloud; what it made is counted")
+                notes.append(f"an order that was cut off ({key}) did reach the cloud; what it made is counted")
             elif intent.ids:
-                said.append(f"{', '.join(intent.ids)} ({key}) were ordered and are in no list: they are not counted")
+                notes.append(f"{', '.join(intent.ids)} ({key}) were ordered and are in no list: they are not counted")
         intents.forget(key)
-    return tuple(said)
+    return tuple(notes)
 
 
 def _unsettled(intents: Intents) -> dict[str, Intent]:
@@ -252,7 +252,7 @@ def is_heard(cloud: Cloud, intent: Intent) -> bool:
     now = time.time()
     until = (now if intent.ids else min(now, intent.at)) + cloud.pace.settle_s
     while True:
-        found = len(look(tags={tags.INTENT_TAG: intent.token}))
-        if found >= (len(intent.ids) or intent.count) or time.time() > until:
-            return found > 0
+        count = len(look(tags={tags.INTENT_TAG: intent.token}))
+        if count >= (len(intent.ids) or intent.count) or time.time() > until:
+            return count > 0
         time.sleep(cloud.pace.poll_s)

@@ -70,8 +70,8 @@ def budget_end(
     past = book.record(machines, now)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, cost.disk_months(cloud, cost.loose(own)), past, now)
-    told = tags.price_h if watched else tags.most_h
-    price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
+    hourly_price = tags.price_h if watched else tags.most_h
+    price_h = sum(max(hourly_price(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
     return cost.budget_end(budget, cost.spent(machines, past, shares, now, book.currency), price_h, now)
 
 
@@ -156,11 +156,11 @@ def keep_machines(settings: Settings, report: Report, tell: Tell) -> Iterator[No
 
 
 def _extend_until(settings: Settings, report: Report, tell: Tell, over: threading.Event) -> None:
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def once(what: str, line: str) -> None:
-        if what not in said:  # the lines differ: in times, in a request's id
-            said.add(what)
+        if what not in reported:  # the lines differ: in times, in a request's id
+            reported.add(what)
             report(line)
 
     cloud, last = None, None

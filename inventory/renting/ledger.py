@@ -70,14 +70,14 @@ class Entry:
 
 def parsed(text: str) -> dict[str, Entry]:
     """The entries by machine. A line that was cut off by a crash is left out."""
-    found = {}
+    entries = {}
     for line in text.splitlines():
         try:
             entry = _entry(json.loads(line))
         except (ValueError, TypeError, KeyError):
             continue
-        found[entry.instance_id] = entry
-    return found
+        entries[entry.instance_id] = entry
+    return entries
 
 
 def _entry(content: dict[str, Any]) -> Entry:
@@ -99,12 +99,12 @@ def changes(known: Mapping[str, Entry], seen: Iterable[Entry], now: datetime) ->
 
     One that is gone ended at the latest now, and at the latest when it was to be released.
     """
-    there = {entry.instance_id: entry for entry in seen}
-    for instance_id, entry in there.items():
+    current = {entry.instance_id: entry for entry in seen}
+    for instance_id, entry in current.items():
         if known.get(instance_id) != entry:
             yield entry
     for entry in known.values():
-        if entry.ended is None and entry.instance_id not in there:
+        if entry.ended is None and entry.instance_id not in current:
             yield replace(entry, ended=min(now, entry.release_at or now))
 
 
@@ -165,26 +165,26 @@ class Ledger:
     def currency(self) -> str:
         """Of the account, as prices were last told in; of another one where this one has no entry yet; empty where
         none ever was."""
-        told = [entry for entry in self.read().values() if entry.currency]
-        newest = max(told, key=lambda entry: (entry.account == self.here.account, entry.created), default=None)
+        priced = [entry for entry in self.read().values() if entry.currency]
+        newest = max(priced, key=lambda entry: (entry.account == self.here.account, entry.created), default=None)
         return newest.currency if newest else ""
 
     def past(self, now: datetime) -> tuple[Entry, ...]:
         """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
         return tuple(each for e in self.read().values() if (each := self._over(e, now)).ended and each.kind == MACHINE)
 
-    def gone(self, there: Collection[str], now: datetime) -> tuple[Entry, ...]:
-        """`past`, and those that are no longer among the ids of what is `there`; nothing is written."""
-        open_here = {i: e for i, e in self.read().items() if e.kind == MACHINE and self.here.has(e) and i not in there}
+    def gone(self, ids: Collection[str], now: datetime) -> tuple[Entry, ...]:
+        """`past`, and those that are no longer among the `ids` of what is there; nothing is written."""
+        open_here = {i: e for i, e in self.read().items() if e.kind == MACHINE and self.here.has(e) and i not in ids}
         return (*self.past(now), *changes(open_here, (), now))
 
     def _over(self, entry: Entry, now: datetime) -> Entry:
         elsewhere = not (entry.ended or self.here.has(entry))
         return replace(entry, ended=entry.release_at) if elsewhere and _is_over(entry, now) else entry
 
-    def lost(self, kind: str, found: Collection[str]) -> tuple[Thing, ...]:
-        """What was last seen here, is not among the `found` ids of the cluster's own, and is there by its id."""
-        return self.still_there([e for e in self._open_here(kind) if e.instance_id not in found])
+    def lost(self, kind: str, ids: Collection[str]) -> tuple[Thing, ...]:
+        """What was last seen here, is not among the `ids` of the cluster's own, and is there by its id."""
+        return self.still_there([e for e in self._open_here(kind) if e.instance_id not in ids])
 
     def _open_here(self, *kinds: str) -> list[Entry]:
         return [e for e in self.read().values() if e.ended is None and e.kind in kinds and self.here.has(e)]
@@ -198,8 +198,8 @@ class Ledger:
             SNAPSHOT: self.cloud.snapshots,
         }
         ids = {kind: [entry.instance_id for entry in entries if entry.kind == kind] for kind in lists}
-        found = (each for kind, by_id in lists.items() if ids[kind] for each in by_id(ids=ids[kind]))
-        return tuple(each for each in found if each.tags.get(CLUSTER_TAG, self.cluster) == self.cluster)
+        resources = (each for kind, by_id in lists.items() if ids[kind] for each in by_id(ids=ids[kind]))
+        return tuple(each for each in resources if each.tags.get(CLUSTER_TAG, self.cluster) == self.cluster)
 
     def elsewhere(self, now: datetime) -> tuple[Entry, ...]:
         """What was left where this look does not reach, and may be billed: all but machines whose time is over."""
@@ -233,13 +233,13 @@ class Ledger:
     def _write(self, seen: Sequence[Entry], kinds: Sequence[str], now: datetime) -> None:
         known = self.read()
         seen = [_completed(entry, known.get(entry.instance_id)) for entry in seen]
-        there = {entry.instance_id for entry in seen}
+        ids = {entry.instance_id for entry in seen}
         of_here = {
             key: entry
             for key, entry in known.items()
-            if entry.kind in kinds and self.here.has(entry) and (self.here.account or not entry.account or key in there)
+            if entry.kind in kinds and self.here.has(entry) and (self.here.account or not entry.account or key in ids)
         }  # a look that does not know its account says nothing of what another account has
-        missing = [entry for key, entry in of_here.items() if entry.ended is None and key not in there]
+        missing = [entry for key, entry in of_here.items() if entry.ended is None and key not in ids]
         lost = billed_alone(self.still_there(missing))
         recent = timedelta(seconds=self.cloud.pace.listed_s)  # a snapshot may be in no list yet
         young = [e.instance_id for e in missing if e.kind == SNAPSHOT and now - e.created < recent]
@@ -301,17 +301,17 @@ class Holdings:
     def notes(self) -> tuple[str, ...]:
         """What is wrong with their tags, a sentence each."""
         priced: list[Instance | Snapshot] = [*self.machines, *self.snapshots]
-        found = [
-            f"{id_of(each)}: the tag {told} is not a valid value and is ignored"
+        notes = [
+            f"{id_of(each)}: the tag {tag} is not a valid value and is ignored"
             for each in priced
-            for told in tags.not_usable(each.tags)
+            for tag in tags.not_usable(each.tags)
         ]
         if self.lost:
-            found.append(
+            notes.append(
                 f"{', '.join(self.lost)}: the tag {CLUSTER_TAG} was removed, but they belong to this cluster and are "
                 "billed; fab down deletes them"
             )
-        return tuple(found)
+        return tuple(notes)
 
 
 def holdings(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> Holdings:
@@ -320,16 +320,16 @@ def holdings(cloud: Cloud, settings: Settings, listed: Existing | None = None) -
     own, book = tags.of_cluster(settings.name), Ledger.of(cloud, settings)
     lost: list[str] = []
 
-    def whole(kind: str, found: Sequence[Any], beside: Sequence[Any] = ()) -> tuple[Any, ...]:
-        ids = {id_of(each) for each in found}
+    def whole(kind: str, tagged: Sequence[Any], beside: Sequence[Any] = ()) -> tuple[Any, ...]:
+        ids = {id_of(each) for each in tagged}
         more = {id_of(each): each for each in (*beside, *book.lost(kind, ids))}
         lost.extend(key for key, each in more.items() if CLUSTER_TAG not in each.tags)
-        return *found, *(replace(each, tags={**own, **each.tags}) for each in more.values())
+        return *tagged, *(replace(each, tags={**own, **each.tags}) for each in more.values())
 
-    there = listed or existing(cloud, settings)
-    machines = whole(MACHINE, there.instances)
+    resources = listed or existing(cloud, settings)
+    machines = whole(MACHINE, resources.instances)
     theirs = [d for each in lost for d in cloud.disks(instance_id=each) if CLUSTER_TAG not in d.tags]
-    disks = whole(DISK, there.disks, theirs)
+    disks = whole(DISK, resources.disks, theirs)
     snapshots = () if listed else whole(SNAPSHOT, cloud.snapshots(tags=own))
     return Holdings(machines, disks, snapshots, tuple(lost))
 
@@ -365,14 +365,14 @@ class Left:
 def billed_elsewhere(cloud: Cloud, settings: Settings) -> tuple[Left, ...]:
     """Asked for by its id where this account's key reaches: what is gone there ends in its ledger."""
     book, now = Ledger.of(cloud, settings), cloud.now()
-    found = [Left(settings.name, each) for each in _still(cloud, book, book.elsewhere(now))]
+    billed = [Left(settings.name, each) for each in _still(cloud, book, book.elsewhere(now))]
     if settings.on_this_machine:  # each name has a cloud of its own here, and nothing is billed
-        return tuple(found)
+        return tuple(billed)
     for name in StateFiles.clusters():
         if name != settings.name and cloud.account:
             other = Ledger.named(cloud, name)
-            found += [Left(name, each, is_renamed=True) for each in _still(cloud, other, other.open_in_account(now))]
-    return tuple(found)
+            billed += [Left(name, each, is_renamed=True) for each in _still(cloud, other, other.open_in_account(now))]
+    return tuple(billed)
 
 
 def other_billing(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> tuple[str, ...]:
@@ -388,14 +388,14 @@ def _still(cloud: Cloud, book: Ledger, entries: Sequence[Entry]) -> Iterator[Ent
     """Those that are there, or that nobody can be asked of."""
     for region in dict.fromkeys(each.region for each in entries):
         of_region = [each for each in entries if each.region == region]
-        asked = [each for each in of_region if each.account == cloud.account != ""]
+        reachable = [each for each in of_region if each.account == cloud.account != ""]
         gone: list[Entry] = []
         with suppress(CloudError, RentError):  # it cannot be asked: what was seen there last stands
-            there = cloud if region == cloud.region_id else cloud.in_region(region)
-            for listed in (there.instances, there.disks, there.snapshots):
+            regional_cloud = cloud if region == cloud.region_id else cloud.in_region(region)
+            for listed in (regional_cloud.instances, regional_cloud.disks, regional_cloud.snapshots):
                 listed(tags=tags.of_cluster(book.cluster))  # refuses a key that may not see what is there
-            ids = billed_alone(replace(book, cloud=there).still_there(asked))
-            gone = [each for each in asked if each.instance_id not in ids]
+            ids = billed_alone(replace(book, cloud=regional_cloud).still_there(reachable))
+            gone = [each for each in reachable if each.instance_id not in ids]
         now = cloud.now()
         book.append(replace(each, ended=min(now, each.release_at or now)) for each in gone)
         yield from (each for each in of_region if each not in gone)

@@ -78,9 +78,9 @@ def apply_plan(
             nodes = members.as_nodes(settings, machines, owned)
             with phases.phase("ssh answers"):
                 reached(nodes, lambda: access.pin_all(cloud, settings, addresses, again=True))
-        there = cloud.instances(ids=[i.instance_id for i in machines])
-        refuse_gone(machines, there)
-        return members.members(there)
+        listed = cloud.instances(ids=[i.instance_id for i in machines])
+        refuse_gone(machines, listed)
+        return members.members(listed)
 
 
 def _take_back(cloud: Cloud, settings: Settings, machines: Sequence[Instance], intents: Intents) -> None:
@@ -204,9 +204,9 @@ def naming_gone(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[None]:
         raise
 
 
-def refuse_gone(machines: Sequence[Instance], there: Sequence[Instance], cause: Exception | None = None) -> None:
+def refuse_gone(machines: Sequence[Instance], listed: Sequence[Instance], cause: Exception | None = None) -> None:
     """Raises CloudError where one of the machines is not among those that are there. Pure."""
-    ids = {each.instance_id for each in there}
+    ids = {each.instance_id for each in listed}
     gone = [each for each in members.members(machines) if each.instance_id not in ids]
     if gone:
         names = ", ".join(members.names(gone))

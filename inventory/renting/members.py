@@ -98,22 +98,22 @@ def reachable(instances: Sequence[Instance]) -> tuple[Instance, ...]:
 def names(instances: Sequence[Instance]) -> tuple[str, ...]:
     """A name of its own for each machine, in their order: te2, and te2-2 for another one of that name."""
     seen: Counter[str] = Counter()
-    found = []
+    unique = []
     for each in instances:
         k = number(each)
         name = f"te{k}" if k else each.instance_id[:32]
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
-    return tuple(found)
+        unique.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return tuple(unique)
 
 
 def missing(instances: Sequence[Instance], nodes: int) -> tuple[int, ...]:
     """The numbers to make for a cluster of `nodes`: as many as are wanting, lowest first; te1, without which no other
     is of use, however many others there are."""
-    there = usable(instances)
-    taken = {number(i) for i in there}
+    machines = usable(instances)
+    taken = {number(i) for i in machines}
     free = [k for k in range(1, nodes + 1) if k not in taken]
-    return tuple(free[: max(0 if 1 in taken else 1, nodes - len(there))])
+    return tuple(free[: max(0 if 1 in taken else 1, nodes - len(machines))])
 
 
 @dataclass(frozen=True)
@@ -125,21 +125,21 @@ class Lacking:
     mend: str
 
 
-def lacking(there: Sequence[str], settings: Settings) -> Lacking | None:
+def lacking(present: Sequence[str], settings: Settings) -> Lacking | None:
     """Which machines are missing beside those of these names; None where none is, where cluster.toml does not say how
     many there are to be, and without a head: then nothing goes on."""
-    rental, count = settings.rental, so_many(len(there))
-    if "nodes" not in rental.model_fields_set or HEAD not in there or len(there) >= rental.nodes:
+    rental, count = settings.rental, so_many(len(present))
+    if "nodes" not in rental.model_fields_set or HEAD not in present or len(present) >= rental.nodes:
         return None
-    absent = [name for k in range(1, rental.nodes + 1) if (name := f"te{k}") not in there]
-    names = tuple(absent[: rental.nodes - len(there)])
-    said = ", ".join(names)
+    absent = [name for k in range(1, rental.nodes + 1) if (name := f"te{k}") not in present]
+    names = tuple(absent[: rental.nodes - len(present)])
+    joined = ", ".join(names)
     return Lacking(
         names,
-        f"{len(there)} of the {rental.nodes} machines that cluster.toml wants are there, {said} "
+        f"{len(present)} of the {rental.nodes} machines that cluster.toml wants are there, {joined} "
         f"{'is' if len(names) == 1 else 'are'} not; runs go on with {count}",
-        f"fab rebuild makes {said} from the newest snapshot, fab up and {settings.deploy_command} without one; "
-        f"{rental.key('nodes')} = {len(there)} in cluster.toml if {count} will do",
+        f"fab rebuild makes {joined} from the newest snapshot, fab up and {settings.deploy_command} without one; "
+        f"{rental.key('nodes')} = {len(present)} in cluster.toml if {count} will do",
     )
 
 
@@ -154,13 +154,13 @@ def doubles(instances: Sequence[Instance]) -> tuple[Instance, ...]:
 
 def runs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Consecutive numbers as (first, how many): each is one order."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for k in sorted(numbers):
-        if found and k == sum(found[-1]):
-            found[-1] = (found[-1][0], found[-1][1] + 1)
+        if ranges and k == sum(ranges[-1]):
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
         else:
-            found.append((k, 1))
-    return tuple(found)
+            ranges.append((k, 1))
+    return tuple(ranges)
 
 
 def disk_number(disk: Disk) -> int | None:
@@ -185,9 +185,9 @@ def labelled(disks: Sequence[Disk], instances: Sequence[Instance]) -> tuple[Disk
 
 def data_disk(instance: Instance, disks: Sequence[Disk]) -> Disk | None:
     """The data disk a machine has; of several the one that is its node's, else the oldest."""
-    found = [d for d in disks if d.kind == "data" and d.instance_id == instance.instance_id]
+    attached = [d for d in disks if d.kind == "data" and d.instance_id == instance.instance_id]
     own = number(instance)
-    return min(found, key=lambda d: (disk_number(d) != own, d.created, d.disk_id), default=None)
+    return min(attached, key=lambda d: (disk_number(d) != own, d.created, d.disk_id), default=None)
 
 
 def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> tuple[Node, ...]:
@@ -283,8 +283,8 @@ def refuse_nameless(settings: Settings) -> None:
 
 
 def _publics(settings: Settings) -> tuple[str, ...]:
-    found = (access.public(key) for key in (settings.ssh.key, StateFiles.of(settings.name).own_key))
-    return tuple(filter(None, found))
+    public_keys = (access.public(key) for key in (settings.ssh.key, StateFiles.of(settings.name).own_key))
+    return tuple(filter(None, public_keys))
 
 
 def _fingerprint(public: str) -> str:

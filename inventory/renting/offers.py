@@ -151,8 +151,8 @@ def _stock(cloud: Cloud, name: str, spot: bool) -> tuple[Stock, ...]:
 
 
 def _sold(types: Sequence[str], stock: Sequence[Stock]) -> tuple[str, ...]:
-    there = {each.instance_type for each in stock}
-    return tuple(name for name in types if name in there)
+    in_stock = {each.instance_type for each in stock}
+    return tuple(name for name in types if name in in_stock)
 
 
 def quotes(
@@ -171,43 +171,43 @@ def quotes(
     """
     own = settings.rental
     seen = market(cloud, settings)
-    said = _not_sold(cloud, settings, unknown_types(own, seen))
+    notes = _not_sold(cloud, settings, unknown_types(own, seen))
     sold = _sold(own.types, seen.stock)
     machines = {each.name: each for each in (cloud.types(sold) if sold else ())}
-    found: list[Quote] = []
+    priced: list[Quote] = []
     refused: dict[str, tuple[list[str], CloudError]] = {}
     for offer in ranked(own, seen, home, same_type):
         if only_home and offer.zone_id != home:
             continue
         try:
             launch = one_machine(settings, offer.zone_id, offer.instance_type, image, snapshot)
-            found.append(Quote(offer, cloud.price(launch), launch, machines.get(offer.instance_type)))
+            priced.append(Quote(offer, cloud.price(launch), launch, machines.get(offer.instance_type)))
         except CloudError as error:
             if error.kind not in NOT_THERE:
                 raise
             refused.setdefault(error.code, ([], error))[0].append(offer.words)
-    said += [f"no price for {', '.join(which)}: {error}" for which, error in refused.values()]
-    if not found and len(refused) == 1 and (wrong := _wrong(settings, *(error for _, error in refused.values()))):
+    notes += [f"no price for {', '.join(which)}: {error}" for which, error in refused.values()]
+    if not priced and len(refused) == 1 and (wrong := _wrong(settings, *(error for _, error in refused.values()))):
         raise RentError(wrong)
-    if not found:
-        raise RentError(_nothing(settings, said, home if only_home else ""))
-    return tuple(found), tuple(said)
+    if not priced:
+        raise RentError(_nothing(settings, notes, home if only_home else ""))
+    return tuple(priced), tuple(notes)
 
 
 def _not_sold(cloud: Cloud, settings: Settings, unknown: Sequence[str]) -> list[str]:
     """A sentence for each, with the type that is sold there and spelled most like it."""
-    there = set[str]()
+    in_stock = set[str]()
     if unknown:
         with suppress(CloudError):  # then it is not said what they may have meant
             zones = settings.rental.zones
             stock = cloud.stock("", settings.rental.spot != "off")
-            there = {each.instance_type for each in stock if not zones or each.zone_id in zones}
-    said = []
+            in_stock = {each.instance_type for each in stock if not zones or each.zone_id in zones}
+    notes = []
     for name in unknown:
-        alike = difflib.get_close_matches(name, sorted(there), 1, ALIKE)
+        alike = difflib.get_close_matches(name, sorted(in_stock), 1, ALIKE)
         meant = f": did you mean {alike[0]}?" if alike else ""
-        said.append(f"{name} is not sold in {_where(settings)}{meant}")
-    return said
+        notes.append(f"{name} is not sold in {_where(settings)}{meant}")
+    return notes
 
 
 def one_machine(
@@ -251,9 +251,9 @@ def _where(settings: Settings) -> str:
     return ", ".join(settings.rental.zones) or settings.rental.region
 
 
-def _nothing(settings: Settings, said: Sequence[str], home: str) -> str:
+def _nothing(settings: Settings, notes: Sequence[str], home: str) -> str:
     where, types = home or _where(settings), settings.rental.key("types")
-    reasons = "; ".join(said) or f"none of {types} is sold in {where}"
+    reasons = "; ".join(notes) or f"none of {types} is sold in {where}"
     return f"{types}: nothing can be had in {where}: {reasons}"
 
 
@@ -327,7 +327,7 @@ def on_offer(
         names = [each.machine.name for each, _ in picked]
         prices, advice = cloud.spot_market(names, PLAN_HISTORY_H, own.spot_duration_h)
     image = cloud.image(own.image)
-    found, said = [], []
+    offers, notes = [], []
     for each, also in picked:
         zone, spot = cheapest_zone(each, prices)
         try:
@@ -335,14 +335,14 @@ def on_offer(
         except CloudError as error:
             if error.kind not in NOT_THERE:
                 raise
-            said.append(f"no price for {each.machine.name} in {zone}: {error}")
+            notes.append(f"no price for {each.machine.name} in {zone}: {error}")
             continue
-        told = next((a for a in advice if (a.instance_type, a.zone_id) == (each.machine.name, zone)), None)
-        found.append(OnOffer(each.machine, zone, each.zones[zone], price, spot, told, also))
-    if not found:
+        zone_advice = next((a for a in advice if (a.instance_type, a.zone_id) == (each.machine.name, zone)), None)
+        offers.append(OnOffer(each.machine, zone, each.zones[zone], price, spot, zone_advice, also))
+    if not offers:
         where = ", ".join(own.zones) or own.region
-        raise RentError(f"nothing is offered in {where}: {'; '.join(said) or 'no such machine is sold there'}")
-    return tuple(found), tuple(said)
+        raise RentError(f"nothing is offered in {where}: {'; '.join(notes) or 'no such machine is sold there'}")
+    return tuple(offers), tuple(notes)
 
 
 def sold(own: Rental, cloud: Cloud, wanted: Callable[[InstanceType], bool]) -> Iterator[Sold]:
@@ -357,21 +357,21 @@ def sold(own: Rental, cloud: Cloud, wanted: Callable[[InstanceType], bool]) -> I
     return (Sold(machine, zones[name]) for name, machine in known.items() if name in zones)
 
 
-def chosen(own: Rental, there: Sequence[Sold]) -> list[tuple[Sold, tuple[str, ...]]]:
+def chosen(own: Rental, on_sale: Sequence[Sold]) -> list[tuple[Sold, tuple[str, ...]]]:
     """Of each kind of cards the smallest type, of those in stock if any is; and every type that is configured. With
     the larger types in stock that have the same cards. Pure."""
     kinds: dict[tuple[str, int, float], list[Sold]] = {}
-    for each in sorted(there, key=lambda each: each.size):
+    for each in sorted(on_sale, key=lambda each: each.size):
         if each.machine.gpus:
             kinds.setdefault(each.cards, []).append(each)
     first = {alike[0].machine.name for alike in kinds.values()}
-    found = []
-    for each in there:
+    choices = []
+    for each in on_sale:
         if each.machine.name in first or each.machine.name in own.types:
             alike = kinds.get(each.cards, [each])
             later = alike[alike.index(each) + 1 :]
-            found.append((each, tuple(other.machine.name for other in later if other.in_stock)))
-    return found
+            choices.append((each, tuple(other.machine.name for other in later if other.in_stock)))
+    return choices
 
 
 def cheapest_zone(each: Sold, prices: Sequence[SpotPrice]) -> tuple[str, Range | None]:

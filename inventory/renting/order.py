@@ -42,12 +42,12 @@ def lots(numbers: Sequence[int], without_disk: Collection[int], together: bool =
     """One lot a run of consecutive numbers, or a machine where they cannot be ordered `together`; those whose disk
     is there, or is made apart, come without one."""
     bare = set(without_disk)
-    found = [
+    unsorted = [
         Lot(first, count, with_disk)
         for some, with_disk in ((bare & set(numbers), False), (set(numbers) - bare, True))
         for first, count in (members.runs(sorted(some)) if together else [(k, 1) for k in sorted(some)])
     ]
-    return tuple(sorted(found, key=lambda lot: lot.first))
+    return tuple(sorted(unsorted, key=lambda lot: lot.first))
 
 
 def launch(
@@ -142,17 +142,17 @@ class Orders:
     def _from_offer(self, quote: Quote, numbers: Sequence[int]) -> tuple[int, ...]:
         """Order from one offer; the numbers that are still missing, none unless `partial`."""
         apart = disks.is_apart(self.settings.rental, self.plan.wish.snapshot)
-        kept = disks.waiting_for(tuple(self.plan.kept.values()), set(numbers), quote.offer.zone_id)
+        waiting = disks.waiting_for(tuple(self.plan.kept.values()), set(numbers), quote.offer.zone_id)
         left = set(numbers)
         together = Ability.ORDERED_NAMES in self.cloud.abilities
-        for each in lots(numbers, numbers if apart else kept, together):
+        for each in lots(numbers, numbers if apart else waiting, together):
             try:
                 left -= set(each.numbers[: len(self._order(self._now(quote, left), each, left))])
             except CloudError as error:
                 if not (self.plan.wish.partial and error.kind in NEXT_OFFER):
                     raise
                 self.report(f"{quote.offer.words}: {offers.reason(error)} for te{each.first}")
-        for k in sorted(set(numbers) - left - set(kept)):
+        for k in sorted(set(numbers) - left - set(waiting)):
             if disk := self.plan.kept.get(k):
                 self.report(
                     f"te{k} gets another disk: {disk.disk_id} stays in {disk.zone_id} and goes on costing, as a disk "
@@ -217,8 +217,8 @@ class Orders:
                 self.report("looking whether the cloud heard what it did not answer")
             for intent in pending:
                 is_heard(self.cloud, intent)
-            there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
-            going, late = sorted(there | set(self.made)), sorted(set(self.made) - there)
+            listed = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
+            going, late = sorted(listed | set(self.made)), sorted(set(self.made) - listed)
             if going:
                 self.report(f"removing {members.so_many(len(going))} again: a cluster is made whole or not at all")
                 down.remove(self.cloud, going, self.intents, late)

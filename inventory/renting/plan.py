@@ -74,8 +74,10 @@ class UpPlan:
 
     def price(self, quote: Quote, numbers: Collection[int]) -> Price:
         """What an hour of each of these machines costs there, with the disks they get, on average."""
-        kept = disks.waiting_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
-        return cost.with_disks(quote.price, [self.disk_surcharge_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
+        waiting = disks.waiting_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
+        return cost.with_disks(
+            quote.price, [self.disk_surcharge_h.get(k, 0.0) if k in waiting else 0.0 for k in numbers]
+        )
 
     def purchase(self, quote: Quote, numbers: Collection[int]) -> cost.Purchase:
         """These machines, bought there."""
@@ -110,9 +112,9 @@ class UpPlan:
         """What they cost until their release, each rounded as `fab cost` shows it."""
         if not self.quotes:
             return 0.0
-        price, kept = self.quotes[0].price, len(self.reused_disks)
-        whole = [price.trade] * (len(self.numbers) - kept)
-        without = [price.trade - price.parts.get(DATA_DISK, 0.0)] * kept
+        price, reused = self.quotes[0].price, len(self.reused_disks)
+        whole = [price.trade] * (len(self.numbers) - reused)
+        without = [price.trade - price.parts.get(DATA_DISK, 0.0)] * reused
         return added(each * self.wish.hours for each in (*whole, *without))
 
     @property
@@ -129,35 +131,35 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
     _refuse_impossible(wish)
     members.refuse_nameless(settings)
     notes = list(settle(cloud, Intents.of(settings)))
-    there = existing(cloud, settings)
+    resources = existing(cloud, settings)
     command = "fab rebuild" if wish.snapshot else "fab up"
     way = f"{command} --others takes them for yours"
-    members.refuse_foreign(settings, (*there.instances, *there.disks), wish.others, way)
+    members.refuse_foreign(settings, (*resources.instances, *resources.disks), wish.others, way)
     plan = replace(
-        missing_machines(wish, there, cloud.now()),
+        missing_machines(wish, resources, cloud.now()),
         is_spot=settings.rental.spot != "off",
         budget=settings.rental.budget,
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += (*ledger.other_billing(cloud, settings, there), *_surprises(there.instances))
+    notes += (*ledger.other_billing(cloud, settings, resources), *_surprises(resources.instances))
     if plan.numbers:
-        _refuse_untagged(cloud, settings, there.instances)
-        disks.refuse_claimed(there.disks, there.instances, plan.numbers)
+        _refuse_untagged(cloud, settings, resources.instances)
+        disks.refuse_claimed(resources.disks, resources.instances, plan.numbers)
         if 1 in plan.numbers and wish.snapshot is None:
             notes += recovery.not_restored(cloud, settings, plan.kept.get(1))
-        plan, said = _offered(cloud, settings, plan)
-        notes += said
-    plan = with_money(cloud, settings, plan, there)
+        plan, offer_notes = _offered(cloud, settings, plan)
+        notes += offer_notes
+    plan = with_money(cloud, settings, plan, resources)
     _refuse_expensive(settings, plan)
     return replace(plan, notes=tuple(notes))
 
 
-def missing_machines(wish: RentalWish, there: Existing, now: datetime) -> UpPlan:
+def missing_machines(wish: RentalWish, resources: Existing, now: datetime) -> UpPlan:
     """Which machines a cluster lacks and which disks wait for them, before anything is asked about them. Pure."""
-    numbers = members.missing(there.instances, wish.nodes)
+    numbers = members.missing(resources.instances, wish.nodes)
     release_at = now + max(timedelta(hours=wish.hours), lease.EARLIEST)
-    return UpPlan(wish, there, numbers, release_at, kept=disks.waiting_for(there.disks, numbers))
+    return UpPlan(wish, resources, numbers, release_at, kept=disks.waiting_for(resources.disks, numbers))
 
 
 def _refuse_impossible(wish: RentalWish) -> None:
@@ -187,30 +189,30 @@ def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Insta
 
 
 def _surprises(instances: Sequence[Instance]) -> list[str]:
-    there = members.usable(instances)
-    said = [
+    machines = members.usable(instances)
+    notes = [
         f"{members.label(i)} is being reclaimed by the cloud; it is not counted" for i in instances if i.is_reclaimed
     ]
-    for k in {members.number(i) for i in there}:
-        same = [i.instance_id for i in there if members.number(i) == k]
+    for k in {members.number(i) for i in machines}:
+        same = [i.instance_id for i in machines if members.number(i) == k]
         if k and len(same) > 1:
-            said.append(f"{', '.join(same)} are all called te{k}")
-    return said
+            notes.append(f"{', '.join(same)} are all called te{k}")
+    return notes
 
 
-def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) -> UpPlan:
+def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, resources: Existing) -> UpPlan:
     """The plan with this month's money; machines there are count until their new release time, where they get one.
 
     A disk that gets a machine again is in that machine's price.
     """
-    now, instances = cloud.now(), there.instances
+    now, instances = cloud.now(), resources.instances
     if settings.rental.budget:
         instances = cost.with_price_tags(cloud, settings, instances)
     book = ledger.Ledger.of(cloud, settings)
     past = book.record(instances, now)
     currency = plan.quotes[0].price.currency if plan.quotes else book.currency
-    back = {d.disk_id for d in disks.waiting_for(there.disks, plan.numbers).values()}
-    loose = [d for d in there.disks if d.disk_id not in back]
+    back = {d.disk_id for d in disks.waiting_for(resources.disks, plan.numbers).values()}
+    loose = [d for d in resources.disks if d.disk_id not in back]
     later = {i.instance_id for i in plan.extended}
     extended = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
     shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), past, now)
@@ -219,42 +221,42 @@ def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) 
 
 def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:
     """The plan with what can be had, at which price, reached from where."""
-    kept = plan.kept
-    first = kept[min(kept)] if kept else None
+    waiting = plan.kept
+    first = waiting[min(waiting)] if waiting else None
     home = first.zone_id if first else (plan.there[0].zone_id if plan.there else "")
     only_home = first is not None and plan.wish.snapshot is None
     pinned = ""
     if first is not None and only_home:
         rental = settings.rental
-        asked = not rental.zones or home in rental.zones
-        way = f"try again later, add {rental.key('types')}" if asked else f"add {home} to {rental.key('zones')}"
+        is_allowed = not rental.zones or home in rental.zones
+        way = f"try again later, add {rental.key('types')}" if is_allowed else f"add {home} to {rental.key('zones')}"
         pinned = (
             f"{first.name or first.disk_id} ({first.disk_id}, {first.size_gib} GiB) lies in {home}, and its machine "
             f"must be there: {way}, or give the disk up with `fab down --disks`."
         )
-        if not asked:
+        if not is_allowed:
             raise RentError(pinned)
     image = cloud.image(settings.rental.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
-        found, said = offers.quotes(
+        quotes, notes = offers.quotes(
             cloud, settings, image, home, same_type, only_home=only_home, snapshot=plan.wish.snapshot
         )
     except RentError as error:
         raise RentError(f"{pinned} {error}".strip()) from None
     head = min([*plan.numbers, *(k for i in plan.there if (k := members.number(i)))])
-    elsewhere = [d for d in kept.values() if d.zone_id != home]
-    said += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in elsewhere)
+    elsewhere = [d for d in waiting.values() if d.zone_id != home]
+    notes += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in elsewhere)
     return (
         replace(
             plan,
-            quotes=found,
-            disk_surcharge_h=cost.disk_surcharges_h(cloud, settings, kept, plan.wish.snapshot),
-            persistent_disks=disks.persistent(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
+            quotes=quotes,
+            disk_surcharge_h=cost.disk_surcharges_h(cloud, settings, waiting, plan.wish.snapshot),
+            persistent_disks=disks.persistent(settings.rental, plan.numbers, head, waiting, plan.wish.snapshot),
             pinned=pinned,
             ssh_from=access.ssh_sources(settings),
         ),
-        said,
+        notes,
     )
 
 

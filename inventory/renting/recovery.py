@@ -33,12 +33,12 @@ class WayBack:
             return "rent them: fab up"
         if self.disk is None:
             return f"{snapshot_words(self.snapshot)} is there: fab rebuild restores it; fab up starts from nothing"
-        kept = f"{members.HEAD}'s data disk {self.disk.disk_id} is kept"
+        disk_words = f"{members.HEAD}'s data disk {self.disk.disk_id} is kept"
         if self.snapshot is None:
-            return f"{kept}: fab up makes machines with it"
+            return f"{disk_words}: fab up makes machines with it"
         if holds(self.disk, self.snapshot):
-            return f"{kept}: fab rebuild makes the machines with it"
-        return f"{kept}: fab up makes machines with it; {snapshot_words(self.snapshot)} {self._restored_after()}"
+            return f"{disk_words}: fab rebuild makes the machines with it"
+        return f"{disk_words}: fab up makes machines with it; {snapshot_words(self.snapshot)} {self._restored_after()}"
 
     def before_up(self) -> str:
         """What `fab up`, which makes a head, does not bring back; empty where it brings back all there is."""
@@ -68,13 +68,13 @@ def way_back(cloud: Cloud, settings: Settings) -> WayBack:
     return WayBack(disks.waiting_for(cloud.disks(tags=own), {1}).get(1), newest(cloud.snapshots(tags=own)))
 
 
-def not_restored(cloud: Cloud, settings: Settings, kept: Disk | None) -> list[str]:
+def not_restored(cloud: Cloud, settings: Settings, disk: Disk | None) -> list[str]:
     """The note of a `fab up` that makes a head, with its kept disk or an empty one; none where nothing stays behind."""
     try:
-        left = WayBack(kept, newest(cloud.snapshots(tags=tags.of_cluster(settings.name))))
+        left = WayBack(disk, newest(cloud.snapshots(tags=tags.of_cluster(settings.name))))
     except CloudError as error:
         return [f"whether there is a snapshot that fab rebuild would restore is not known: {error}"]
-    return [said] if (said := left.before_up()) else []
+    return [note] if (note := left.before_up()) else []
 
 
 def newest(snapshots: Iterable[Snapshot]) -> Snapshot | None:
@@ -102,15 +102,15 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.
     """
     wanted = tags.of_cluster(settings.name)
-    there = members.reachable(cloud.instances(tags=wanted))
-    if not there:
+    machines = members.reachable(cloud.instances(tags=wanted))
+    if not machines:
         raise SettingsError(_no_machines(cloud, settings))
-    if members.number(there[0]) != 1:
-        rest = ", ".join(members.names(there))
+    if members.number(machines[0]) != 1:
+        rest = ", ".join(members.names(machines))
         raise SettingsError(
             f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest}): fab rebuild"
         )
-    return members.as_nodes(settings, there, cloud.disks(tags=wanted))
+    return members.as_nodes(settings, machines, cloud.disks(tags=wanted))
 
 
 def _no_machines(cloud: Cloud, settings: Settings) -> str:

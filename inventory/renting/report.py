@@ -30,8 +30,8 @@ from training.text.counts import HOUR, MONTH, added, bare, money, rounded
 def report_cost(cloud: Cloud, settings: Settings) -> None:
     """Machines so far and until they are released, disks and snapshots a month, past machines, the budget; what is
     there is written into the ledger."""
-    there = holdings(cloud, settings)
-    instances, disks, snapshots = there.machines, there.disks, there.snapshots
+    resources = holdings(cloud, settings)
+    instances, disks, snapshots = resources.machines, resources.disks, resources.snapshots
     with suppress(CloudError):  # then there is no price to show
         instances = cost.with_price_tags(cloud, settings, instances)
     now = cloud.now()
@@ -43,7 +43,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     with suppress(CloudError):  # then there is no price to show
         months |= cost.disk_months(cloud, outlive)
     spent = cost.spent(instances, past, cost.month_shares(cost.loose(disks), months, past, now), now, currency)
-    display(*there.notes)
+    display(*resources.notes)
     if instances:
         display(cost_table(instances, now))
     else:
@@ -121,8 +121,8 @@ def _up(plan: UpPlan) -> list[Any]:
         {"what", "30 days: reclaimed", "note"},
     )
     best = plan.quotes[0].price
-    hour, listed, kept = plan.hour, best.list * len(plan.numbers) - plan.reused_disks_h, ", ".join(plan.reused_disks)
-    less = f" - {_h(plan.reused_disks_h)} for the kept disk of {kept}" if kept else ""
+    hour, listed, names = plan.hour, best.list * len(plan.numbers) - plan.reused_disks_h, ", ".join(plan.reused_disks)
+    less = f" - {_h(plan.reused_disks_h)} for the kept disk of {names}" if names else ""
     spot = "spot machines, which the cloud may take back" if plan.is_spot else "machines by the hour"
     lines = [
         f"{_there(plan)}; to make: {', '.join(f'te{k}' for k in plan.numbers)} ({spot})",
@@ -164,10 +164,10 @@ def _stock_lines(plan: UpPlan) -> list[str]:
 
 def _parts_lines(price: Price, machines: int) -> list[str]:
     """What that hour is made of, a line each, as far as the cloud tells; and what is not in it."""
-    told = [(part, amount) for part, amount in price.parts.items() if amount]
+    priced = [(part, amount) for part, amount in price.parts.items() if amount]
     parts = [
         f"  {part}: {machines} x {_h(amount)} = {money(added([amount] * machines, HOUR), price.currency, HOUR)}"
-        for part, amount in (told if len(told) > 1 else ())
+        for part, amount in (priced if len(priced) > 1 else ())
     ]
     return [*parts, "  traffic out to the internet: by GB, not in the price"]
 
@@ -179,8 +179,8 @@ def _h(price: float) -> str:
 
 def _there(plan: UpPlan) -> str:
     count, wanted = len(plan.there), plan.wish.nodes
-    there = f"{members.so_many(count)} {'is' if count == 1 else 'are'} there"
-    return f"{there}, more than the {wanted} asked for, and all stay" if count > wanted else there
+    sentence = f"{members.so_many(count)} {'is' if count == 1 else 'are'} there"
+    return f"{sentence}, more than the {wanted} asked for, and all stay" if count > wanted else sentence
 
 
 def _limit_line(plan: UpPlan, best: Price) -> str:
@@ -325,10 +325,10 @@ def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
     """Each machine's hours and money."""
     rows, ordered = [], members.members(instances)
     for name, each in zip(members.names(ordered), ordered, strict=True):
-        told = cost.machine_cost(each, now)
-        sums = (bare(whole) or "-" for whole in (told.so_far, told.until_release))
-        price = "-" if told.price_h is None else bare(told.price_h, per=HOUR)
-        rows.append([name, each.instance_type, _time(told.hours), price, *sums, released_at(each)])
+        machine_cost = cost.machine_cost(each, now)
+        sums = (bare(whole) or "-" for whole in (machine_cost.so_far, machine_cost.until_release))
+        price = "-" if machine_cost.price_h is None else bare(machine_cost.price_h, per=HOUR)
+        rows.append([name, each.instance_type, _time(machine_cost.hours), price, *sums, released_at(each)])
     currency = cost.currency_of(ordered)
     sums_of = (f"{currency} {what}".lstrip() for what in (HOUR, "so far", "until release"))
     return table(["machine", "type", "time", *sums_of, "released at"], rows)
@@ -369,14 +369,14 @@ def month_line(spent: cost.Spent, currency: str) -> str:
     more = f"; in other currencies, not included: {beside}" if beside else ""
     if not spent.committed:
         return f"this month: nothing so far{more}; {NOT_COUNTED}"
-    said = [
+    amounts = [
         f"{money(spent.past + spent.running, currency)} so far",
         f"{money(spent.planned, currency)} until the machines are released",
         f"up to {money(spent.risen, currency)} more should spot prices rise to their limits" if spent.risen else "",
         f"{money(spent.elsewhere, currency)} elsewhere until their release" if spent.elsewhere else "",
         f"{money(spent.disks, currency)} for disks without a machine until the month ends",
     ]
-    return f"this month: {', '.join(filter(None, said))}{more}; {NOT_COUNTED}"
+    return f"this month: {', '.join(filter(None, amounts))}{more}; {NOT_COUNTED}"
 
 
 def stays_lines(

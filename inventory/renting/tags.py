@@ -66,10 +66,10 @@ def most_h(tags: Mapping[str, str]) -> float | None:
 def number(tags: Mapping[str, str], key: str) -> float | None:
     """What a tag says; None where there is none, or it is no amount: finite, from 0 on, and not absurd."""
     try:
-        found = float(tags[key])
+        amount = float(tags[key])
     except (KeyError, ValueError):
         return None
-    return found if 0 <= found <= _LARGEST else None
+    return amount if 0 <= amount <= _LARGEST else None
 
 
 def moment(at: datetime) -> str:

@@ -85,10 +85,10 @@ def up(
         report.display(report.up_table(plan), *notes)
         if settings.on_this_machine:
             report.display("this machine's own cloud takes no money: prices are made up, and nothing is billed")
-        if plan.numbers and (said := access.note(settings)):
-            report.display(said)
-        if plan.numbers and plan.there and (said := _stake()[0].stays_on):
-            report.display(said)
+        if plan.numbers and (note := access.note(settings)):
+            report.display(note)
+        if plan.numbers and plan.there and (note := _stake()[0].stays_on):
+            report.display(note)
         if dry:
             return
         again = yes_command("up", up, nodes=nodes, hours=hours, partial=partial, others=others, record=record)

@@ -86,10 +86,10 @@ def newest_run(runs: Path) -> dict[str, Any] | None:
 def model_of(recipe: Path) -> str:
     """The model's folder in a resolved recipe; Python 3.10 reads no TOML."""
     try:
-        found = re.search(r'^model_dir = "([^"]*)"$', recipe.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r'^model_dir = "([^"]*)"$', recipe.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class EmulatedCloud:
 
     def disks_of(self, instance_id: str, kind: str = "") -> list[EmulatedDisk]:
         """The disks attached to an instance, in the order they were attached."""
-        found = [d for d in self.account.disks.values() if d.instance_id == instance_id and kind in ("", d.kind)]
-        return sorted(found, key=lambda disk: (disk.kind != "system", disk.attached, disk.created))
+        disks = [d for d in self.account.disks.values() if d.instance_id == instance_id and kind in ("", d.kind)]
+        return sorted(disks, key=lambda disk: (disk.kind != "system", disk.attached, disk.created))
 
 
 def new_id(prefix: str) -> str:
@@ -130,8 +130,8 @@ class Parameters:
     def strings(self, name: str) -> list[str]:
         """name.1, name.2, ... in order."""
         numbered = re.compile(rf"{re.escape(name)}\.(\d+)")
-        found = [(int(match[1]), value) for key, value in self.flat.items() if (match := numbered.fullmatch(key))]
-        return [value for _, value in sorted(found)]
+        pairs = [(int(match[1]), value) for key, value in self.flat.items() if (match := numbered.fullmatch(key))]
+        return [value for _, value in sorted(pairs)]
 
     def json_strings(self, name: str) -> list[str] | None:
         """A parameter that is one string holding a JSON array; None where it is absent."""
@@ -145,11 +145,11 @@ class Parameters:
 
     def groups(self, name: str) -> Iterator[Parameters]:
         """name.1.*, name.2.*, ... each as parameters of their own."""
-        found: dict[int, dict[str, str]] = {}
+        by_number: dict[int, dict[str, str]] = {}
         for key, value in self.flat.items():
             if match := re.fullmatch(rf"{re.escape(name)}\.(\d+)\.(.+)", key):
-                found.setdefault(int(match[1]), {})[match[2]] = value
-        for _, flat in sorted(found.items()):
+                by_number.setdefault(int(match[1]), {})[match[2]] = value
+        for _, flat in sorted(by_number.items()):
             yield Parameters(flat)
 
     def below(self, name: str) -> Parameters:
@@ -170,10 +170,10 @@ def existing(records: Mapping[str, T], name: str, kind: str, status: int = 404) 
 
 def no_stock() -> ApiError:
     """A type that cannot be had in a zone."""
-    told = (
+    message = (
         "The resource is out of stock in the specified zone. Please try other types, or choose other regions and zones."
     )
-    return ApiError(403, "OperationDenied.NoStock", told)
+    return ApiError(403, "OperationDenied.NoStock", message)
 
 
 def end_dry_run(p: Parameters) -> None:
@@ -221,5 +221,5 @@ def parsed(text: str, parameter: str) -> float:
     try:
         return datetime.strptime(text, SECOND).replace(tzinfo=UTC).timestamp()
     except ValueError:
-        told = f"The specified parameter {parameter} is not valid."
-        raise ApiError(400, f"Invalid{parameter}.Malformed", told) from None
+        message = f"The specified parameter {parameter} is not valid."
+        raise ApiError(400, f"Invalid{parameter}.Malformed", message) from None

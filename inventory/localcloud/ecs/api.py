@@ -59,8 +59,10 @@ class Described:
 @cache
 def described() -> dict[str, dict[str, Described]]:
     """By version and action."""
-    told = json.loads(FILE.read_text(encoding="utf-8"))
-    return {version: {name: _described(line) for name, line in actions.items()} for version, actions in told.items()}
+    descriptions = json.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        version: {name: _described(line) for name, line in actions.items()} for version, actions in descriptions.items()
+    }
 
 
 def _described(line: str) -> Described:
@@ -91,8 +93,8 @@ def check(version: str, action: str, flat: Mapping[str, str]) -> None:
         entries = {key.rpartition(".")[0] for key in flat if part and key.startswith(f"{listed}.")}
         missing = any(f"{entry}.{part}" not in flat for entry in entries) if part else name not in general.values()
         if missing:
-            told = f"The input parameter {name} that is mandatory for processing this request is not supplied."
-            raise ApiError(400, f"MissingParameter.{name}", told)
+            message = f"The input parameter {name} that is mandatory for processing this request is not supplied."
+            raise ApiError(400, f"MissingParameter.{name}", message)
 
 
 V3 = "ACS3-HMAC-SHA256"
@@ -234,9 +236,9 @@ class Api:
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one call without a signature: (version, action, parameters) as a line of JSON, the answer as one."""
         try:
-            asked = json.loads(await reader.readline())
+            call = json.loads(await reader.readline())
             loop = asyncio.get_running_loop()
-            answer = await loop.run_in_executor(self._threads, self.dispatcher.answer, *asked)
+            answer = await loop.run_in_executor(self._threads, self.dispatcher.answer, *call)
         except (ApiError, NoAnswerError) as error:
             answer = {"Refusal": str(error)}
         writer.write(f"{json.dumps(answer)}\n".encode())
@@ -267,8 +269,12 @@ async def _request(http: web.Request) -> Request:
 
 
 def _answered(status: int, content: dict[str, Any], request_id: str, headers: Mapping[str, str]) -> web.Response:
-    told = {"x-acs-request-id": request_id, "x-acs-trace-id": uuid.uuid4().hex, "Server": "spotune local cloud"}
-    return web.json_response(content, status=status, headers={**told, **headers})
+    standard_headers = {
+        "x-acs-request-id": request_id,
+        "x-acs-trace-id": uuid.uuid4().hex,
+        "Server": "spotune local cloud",
+    }
+    return web.json_response(content, status=status, headers={**standard_headers, **headers})
 
 
 def _refused(error: ApiError, host: str, request_id: str) -> web.Response:

@@ -53,8 +53,8 @@ class Type:
 
 def _types() -> dict[str, Type]:
     with (Path(__file__).parent / "instance_types.csv").open(encoding="utf-8", newline="") as file:
-        found = TypeAdapter(list[Type]).validate_python(list(csv.DictReader(file)))
-    return {each.name: each for each in found}
+        types = TypeAdapter(list[Type]).validate_python(list(csv.DictReader(file)))
+    return {each.name: each for each in types}
 
 
 TYPES = _types()
@@ -84,31 +84,31 @@ _DISKS = {
 
 def zones(region_id: str, zone_id: str = "") -> tuple[str, ...]:
     """Those of a region, or the one that is asked for. Raises the API's InvalidZoneId.NotFound."""
-    found = tuple(f"{region_id}-{letter}" for letter in ZONE_LETTERS)
-    if zone_id and zone_id not in found:
+    region_zones = tuple(f"{region_id}-{letter}" for letter in ZONE_LETTERS)
+    if zone_id and zone_id not in region_zones:
         raise ApiError(404, "InvalidZoneId.NotFound", "The specified zone does not exist.")
-    return (zone_id,) if zone_id else found
+    return (zone_id,) if zone_id else region_zones
 
 
 def disk_categories(type_name: str) -> tuple[str, ...]:
     """What may be attached to the type: of newer GPU families only the ESSD family."""
-    found = TYPES.get(type_name)
-    return ESSD if found and found.family in ("ecs.gn7i", "ecs.gn7e", "ecs.gn8is") else CATEGORIES
+    instance_type = TYPES.get(type_name)
+    return ESSD if instance_type and instance_type.family in ("ecs.gn7i", "ecs.gn7e", "ecs.gn8is") else CATEGORIES
 
 
 def disk_kind(category: str, performance_level: str = "") -> DiskKind:
     """The level counts for cloud_essd alone. Raises the API's InvalidPerformanceLevel.Malformed."""
     kind = _DISKS.get(f"{category} {performance_level or USUAL_LEVEL}" if category == "cloud_essd" else category)
     if kind is None:
-        told = "The specified parameter PerformanceLevel is not valid."
-        raise ApiError(400, "InvalidPerformanceLevel.Malformed", told)
+        message = "The specified parameter PerformanceLevel is not valid."
+        raise ApiError(400, "InvalidPerformanceLevel.Malformed", message)
     return kind
 
 
 def in_stock(type_name: str, stocked: list[str]) -> bool:
     """`stocked` are the types that are in stock on demand, whatever they are."""
-    found = TYPES.get(type_name)
-    return found is not None and (found.family == "ecs.local" or type_name in stocked)
+    instance_type = TYPES.get(type_name)
+    return instance_type is not None and (instance_type.family == "ecs.local" or type_name in stocked)
 
 
 def spot_price(type_name: str, zone_id: str, at: float, *, duration_h: int = 1, factor: float = 1.0) -> float:

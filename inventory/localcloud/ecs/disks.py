@@ -18,11 +18,11 @@ def disk_of(cloud: EmulatedCloud, p: Parameters) -> EmulatedDisk:
 
 def need_status(cloud: EmulatedCloud, disk: EmulatedDisk, *possible: str) -> None:
     """Raises the API's IncorrectDiskStatus, .Initializing while it is being made ready."""
-    told = "The current disk status does not support this operation."
+    message = "The current disk status does not support this operation."
     if cloud.now() < disk.ready_at:
-        raise ApiError(403, "IncorrectDiskStatus.Initializing", told)
+        raise ApiError(403, "IncorrectDiskStatus.Initializing", message)
     if disk.status not in possible:
-        raise ApiError(403, "IncorrectDiskStatus", told)
+        raise ApiError(403, "IncorrectDiskStatus", message)
 
 
 def is_being_copied(cloud: EmulatedCloud, disk_id: str) -> bool:
@@ -86,11 +86,11 @@ def attach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     if instance.status not in ("Running", "Stopped"):
         lifecycle.refuse_status(status=400)
     if disk.zone_id != instance.zone_id:
-        told = "The specified disk and instance are not in the same zone."
-        raise ApiError(403, "ResourcesNotInSameZone", told)
+        message = "The specified disk and instance are not in the same zone."
+        raise ApiError(403, "ResourcesNotInSameZone", message)
     if len(cloud.disks_of(instance.instance_id, "data")) >= MOST_DATA_DISKS:
-        told = "The amount of the disk on instance in question reach its limits."
-        raise ApiError(403, "InstanceDiskLimitExceeded", told)
+        message = "The amount of the disk on instance in question reach its limits."
+        raise ApiError(403, "InstanceDiskLimitExceeded", message)
     disk.delete_with_instance = p.flag("DeleteWithInstance")
     volumes.attach(cloud, disk, instance)
     return {}
@@ -102,11 +102,11 @@ def detach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     disk, instance = disk_of(cloud, p), lifecycle.instance(cloud, p.needed("InstanceId"))
     need_status(cloud, disk, "In_use")
     if disk.instance_id != instance.instance_id:
-        told = "The specified disk is not attached to the specified instance."
-        raise ApiError(403, "DependencyViolation", told)
+        message = "The specified disk is not attached to the specified instance."
+        raise ApiError(403, "DependencyViolation", message)
     if disk.kind == "system":
-        told = "The specified disk is a system disk."
-        raise ApiError(403, "DiskId.ValueNotSupported", told)
+        message = "The specified disk is a system disk."
+        raise ApiError(403, "DiskId.ValueNotSupported", message)
     if instance.status not in ("Running", "Stopped"):
         lifecycle.refuse_status()
     volumes.detach(cloud, disk, instance)
@@ -127,8 +127,8 @@ def delete_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     disk = disk_of(cloud, p)
     need_status(cloud, disk, "Available")
     if is_being_copied(cloud, disk.disk_id):
-        told = "The operation is denied due to a snapshot of the specified disk is not completed yet."
-        raise ApiError(403, "DiskCreatingSnapshot", told)
+        message = "The operation is denied due to a snapshot of the specified disk is not completed yet."
+        raise ApiError(403, "DiskCreatingSnapshot", message)
     volumes.remove(cloud, disk)
     return {}
 
@@ -171,11 +171,11 @@ def create_snapshot(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
 def _check(cloud: EmulatedCloud, disk: EmulatedDisk, name: str) -> None:
     need_status(cloud, disk, "In_use", "Available")
     if not disk.was_attached:
-        told = "The specified disk has never been attached to any instance."
-        raise ApiError(403, "IncorrectDiskStatus.NeverAttached", told)
+        message = "The specified disk has never been attached to any instance."
+        raise ApiError(403, "IncorrectDiskStatus.NeverAttached", message)
     if is_being_copied(cloud, disk.disk_id):
-        told = "A previous snapshot creation is in process."
-        raise ApiError(403, "IncorrectDiskStatus.CreatingSnapshot", told)
+        message = "A previous snapshot creation is in process."
+        raise ApiError(403, "IncorrectDiskStatus.CreatingSnapshot", message)
     if name.startswith(("auto", "http://", "https://")) or not (name == "" or 2 <= len(name) <= 128):
         raise ApiError(400, "InvalidSnapshotName.Malformed", "The specified SnapshotName is wrongly formed.")
     if sum(each.disk_id == disk.disk_id for each in cloud.account.snapshots.values()) >= MOST_A_DISK:

@@ -166,8 +166,8 @@ _NAMES |= {"s-": "SnapshotId"}
 def _refuse_other_regions(region_id: str) -> None:
     """Raises the API's InvalidRegionId.NotFound."""
     if region_id and region_id not in REGIONS:
-        told = f"The specified RegionId does not exist. There are {', '.join(REGIONS)}."
-        raise ApiError(404, "InvalidRegionId.NotFound", told)
+        message = f"The specified RegionId does not exist. There are {', '.join(REGIONS)}."
+        raise ApiError(404, "InvalidRegionId.NotFound", message)
 
 
 class NoAnswerError(Exception):
@@ -213,8 +213,8 @@ class Dispatcher:
         key, digest = f"{name} {token}", digest_of(p.flat)
         with self._tokens:
             if key in self._running:
-                told = "The previous idempotent request(s) is still processing."
-                raise ApiError(403, "IdempotentProcessing", told)
+                message = "The previous idempotent request(s) is still processing."
+                raise ApiError(403, "IdempotentProcessing", message)
             self._running.add(key)
         try:
             with self.cloud.lock:
@@ -232,7 +232,7 @@ class Dispatcher:
     def _done(self, does: Action, name: str, p: Parameters, fault: Fault | None, digest: str = "") -> dict[str, Any]:
         cloud = self.cloud
         with cloud.lock:
-            there = set(resources(cloud.account)) if fault else set()
+            ids_before = set(resources(cloud.account)) if fault else set()
             self._refuse_unknown(name, p)
             _refuse_other_regions(p.text("RegionId"))
             try:
@@ -247,7 +247,7 @@ class Dispatcher:
                 if digest:
                     cloud.account.tokens[f"{name} {p.text('ClientToken')}"] = Token(digest=digest, answer=answer)
                 if fault:
-                    self._strike_made(fault, there)
+                    self._strike_made(fault, ids_before)
             finally:
                 if not name.startswith(_READING):
                     cloud.save()
@@ -289,13 +289,13 @@ class Dispatcher:
     def _strike_before(self, fault: Fault) -> None:
         account = self.cloud.account
         if fault.kind == "throttle":
-            told = "Request was denied due to user flow control."
-            raise ApiError(400, "Throttling.User", told, {"x-acs-retry-after": "200"})
+            message = "Request was denied due to user flow control."
+            raise ApiError(400, "Throttling.User", message, {"x-acs-retry-after": "200"})
         if fault.kind == "busy":
             raise ApiError(400, fault.code, "The system is busy, or what the request names is. Please try again later.")
         if fault.kind == "error-500":
-            told = "The request has failed due to a temporary failure of the server."
-            raise ApiError(503, "ServiceUnavailable", told)
+            message = "The request has failed due to a temporary failure of the server."
+            raise ApiError(503, "ServiceUnavailable", message)
         if fault.kind == "no-stock":
             raise no_stock()
         if fault.kind == "time-out":
@@ -316,8 +316,8 @@ def _lasting(until: Mapping[str, float], now: float) -> set[str]:
 
 def digest_of(flat: Mapping[str, str]) -> str:
     """Of the parameters but the token."""
-    told = json.dumps({name: value for name, value in flat.items() if name != "ClientToken"}, sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    serialized = json.dumps({name: value for name, value in flat.items() if name != "ClientToken"}, sort_keys=True)
+    return hashlib.sha256(serialized.encode()).hexdigest()
 
 
 def _found(version: str, name: str) -> Action:
@@ -326,6 +326,6 @@ def _found(version: str, name: str) -> Action:
         raise ApiError(400, "InvalidVersion", "Specified parameter Version is not valid.")
     does = ACTIONS.get((version, name))
     if does is None:
-        told = "Specified api is not found, please check your url and method."
-        raise ApiError(404, "InvalidAction.NotFound", told)
+        message = "Specified api is not found, please check your url and method."
+        raise ApiError(404, "InvalidAction.NotFound", message)
     return does

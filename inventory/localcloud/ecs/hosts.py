@@ -101,10 +101,10 @@ class Service:
     async def _meta_data(self, request: web.Request) -> web.Response:
         instance = self._allowed(request)
         with self.cloud.lock:
-            found = text(tree(self.cloud, instance), request.match_info["path"])
-        if found is None:
+            content = text(tree(self.cloud, instance), request.match_info["path"])
+        if content is None:
             raise web.HTTPNotFound
-        return web.Response(text=found)
+        return web.Response(text=content)
 
     def listen(self, sock: socket.socket) -> None:
         """Answer on a bound socket, in a thread of its own."""

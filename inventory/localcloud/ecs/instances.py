@@ -111,8 +111,8 @@ def _vswitch(cloud: EmulatedCloud, p: Parameters) -> VSwitch:
 def _group(cloud: EmulatedCloud, p: Parameters, vswitch: VSwitch) -> str:
     group = existing(cloud.account.security_groups, p.needed("SecurityGroupId"), "SecurityGroupId", 400)
     if group.vpc_id != vswitch.vpc_id:
-        told = "The specified security group and virtual switch are not in the same VPC."
-        raise ApiError(403, "InvalidSecurityGroupId.VPCMismatch", told)
+        message = "The specified security group and virtual switch are not in the same VPC."
+        raise ApiError(403, "InvalidSecurityGroupId.VPCMismatch", message)
     return group.security_group_id
 
 
@@ -126,8 +126,8 @@ def _count(cloud: EmulatedCloud, p: Parameters) -> int:
         raise ApiError(400, "InvalidMinAmount.Malformed", "The specified parameter MinAmount is not valid.")
     free = IPv4Network(cloud.subnet).num_addresses - 11 - len(cloud.account.instances)
     if free < least:
-        told = "Insufficient private ip addresses in the specified VSwitch."
-        raise ApiError(403, "QuotaExceeded.PrivateIpAddress", told)
+        message = "Insufficient private ip addresses in the specified VSwitch."
+        raise ApiError(403, "QuotaExceeded.PrivateIpAddress", message)
     return min(amount, free)
 
 
@@ -140,8 +140,8 @@ def _spot(cloud: EmulatedCloud, p: Parameters, zone_id: str) -> tuple[str, float
     if limit <= 0 or round(limit, 3) != limit:
         raise ApiError(400, "InvalidSpotPriceLimit", "The specified SpotPriceLimit is not valid.")
     if limit < spot_price_now(cloud, p.text("InstanceType"), zone_id):
-        told = 'The specified parameter "spotPriceLimit" can\'t be lower than current public price.'
-        raise ApiError(400, "InvalidSpotPriceLimit.LowerThanPublicPrice", told)
+        message = 'The specified parameter "spotPriceLimit" can\'t be lower than current public price.'
+        raise ApiError(400, "InvalidSpotPriceLimit.LowerThanPublicPrice", message)
     return strategy, limit
 
 
@@ -158,8 +158,8 @@ def release_time(cloud: EmulatedCloud, text: str) -> float:
     at = actions.parsed(text, "AutoReleaseTime") // 60 * 60
     # The minute a request takes is not held against a caller who asks for exactly the earliest time.
     if not cloud.now() + EARLIEST_RELEASE_S <= at <= cloud.now() + LATEST_RELEASE_S:
-        told = "The specified parameter AutoReleaseTime is not valid."
-        raise ApiError(400, "InvalidAutoReleaseTime.Malformed", told)
+        message = "The specified parameter AutoReleaseTime is not valid."
+        raise ApiError(400, "InvalidAutoReleaseTime.Malformed", message)
     return at
 
 
@@ -171,8 +171,8 @@ def _key_pair(cloud: EmulatedCloud, p: Parameters) -> str:
 def _bandwidth(p: Parameters) -> int:
     value = p.number("InternetMaxBandwidthOut")
     if not 0 <= value <= 100:
-        told = "InternetMaxBandwidthOut must be between 0 and 100."
-        raise ApiError(400, "InvalidInternetMaxBandwidthOut.ValueNotSupported", told)
+        message = "InternetMaxBandwidthOut must be between 0 and 100."
+        raise ApiError(400, "InvalidInternetMaxBandwidthOut.ValueNotSupported", message)
     return value
 
 
@@ -227,7 +227,7 @@ def _times(instance: EmulatedInstance) -> dict[str, Any]:
 
 
 def _money(instance: EmulatedInstance) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "InstanceChargeType": "PostPaid",
         "SpotStrategy": instance.spot_strategy,
         "SpotPriceLimit": instance.price_limit,
@@ -237,9 +237,9 @@ def _money(instance: EmulatedInstance) -> dict[str, Any]:
         "InternetMaxBandwidthIn": instance.public_mbps or -1,
     }
     if instance.spot_strategy != "NoSpot":
-        told["SpotDuration"] = instance.spot_duration
-        told["SpotInterruptionBehavior"] = "Terminate"
-    return told
+        fields["SpotDuration"] = instance.spot_duration
+        fields["SpotInterruptionBehavior"] = "Terminate"
+    return fields
 
 
 def _network(instance: EmulatedInstance) -> dict[str, Any]:
@@ -294,29 +294,29 @@ MOST_MACHINES = 999
 @action("RunInstances")
 def run_instances(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """RunRequest machines: all of them or none; they boot after the answer."""
-    asked = checked(cloud, p)
+    request = checked(cloud, p)
     end_dry_run(p)
-    made = [_enter(cloud, asked, number) for number in range(len(asked.names))]
+    made = [_enter(cloud, request, number) for number in range(len(request.names))]
     cloud.save()
     for instance in made:
         power.make(cloud, instance.instance_id)
     return {"InstanceIdSets": {"InstanceIdSet": [instance.instance_id for instance in made]}}
 
 
-def _enter(cloud: EmulatedCloud, asked: RunRequest, number: int) -> EmulatedInstance:
+def _enter(cloud: EmulatedCloud, request: RunRequest, number: int) -> EmulatedInstance:
     instance_id = new_id("i-")
     instance = EmulatedInstance(
         instance_id=instance_id,
         machine=_machine(cloud),
-        name=asked.names[number] or instance_id,
+        name=request.names[number] or instance_id,
         hostname=f"iZ{instance_id.removeprefix('i-')}Z",
         address=_address(cloud),
         created=cloud.now(),
-        **asked.machine,
+        **request.machine,
     )
     cloud.account.instances[instance_id] = instance
-    _add_disk(cloud, instance, "system", asked.system)
-    for volume in asked.data:
+    _add_disk(cloud, instance, "system", request.system)
+    for volume in request.data:
         _add_disk(cloud, instance, "data", volume)
     return instance
 

@@ -33,8 +33,8 @@ def instance(cloud: EmulatedCloud, instance_id: str) -> EmulatedInstance:
 
 def refuse_status(detail: str = "", status: int = 403) -> NoReturn:
     """The API's IncorrectInstanceStatus."""
-    told = "The current status of the resource does not support this operation."
-    raise ApiError(status, f"IncorrectInstanceStatus{detail}", told)
+    message = "The current status of the resource does not support this operation."
+    raise ApiError(status, f"IncorrectInstanceStatus{detail}", message)
 
 
 def _asked(cloud: EmulatedCloud, p: Parameters) -> list[EmulatedInstance]:
@@ -47,14 +47,14 @@ def _asked(cloud: EmulatedCloud, p: Parameters) -> list[EmulatedInstance]:
 @action("DeleteInstances")
 def delete_instances(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Release machines: running ones by force only, none while it is being made."""
-    found = [each for each in _asked(cloud, p) if not power.is_released(cloud, each)]
-    for each in found:
+    instances = [each for each in _asked(cloud, p) if not power.is_released(cloud, each)]
+    for each in instances:
         if each.status in ("Pending", "Starting"):
             refuse_status(".Initializing")
         if each.status != "Stopped" and not p.flag("Force"):
             refuse_status()
     end_dry_run(p)
-    for each in found:
+    for each in instances:
         power.release(cloud, each)
     return {}
 
@@ -79,12 +79,12 @@ def _switched(
     switch: Callable[[EmulatedCloud, str], None],
 ) -> dict[str, Any]:
     """Begin it with every machine that is as `before`, none where one is on its way; what became of each."""
-    found = _asked(cloud, p)
-    if any(each.status not in ("Running", "Stopped") for each in found):
+    instances = _asked(cloud, p)
+    if any(each.status not in ("Running", "Stopped") for each in instances):
         refuse_status()
     end_dry_run(p)
     responses = []
-    for each in found:
+    for each in instances:
         previous = each.status
         if previous == before:
             each.status = during
@@ -178,8 +178,8 @@ def run_command(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     try:
         script = base64.b64decode(p.needed("CommandContent"), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        told = "The specified CommandContent is not Base64."
-        raise ApiError(400, "InvalidParameter.CommandContent", told) from None
+        message = "The specified CommandContent is not Base64."
+        raise ApiError(400, "InvalidParameter.CommandContent", message) from None
     timeout_s = p.number("Timeout", 60)
     machines = [instance(cloud, each) for each in p.strings("InstanceId")]
     if not machines:
@@ -218,18 +218,18 @@ def _run(cloud: EmulatedCloud, record: Invocation, script: str, timeout_s: float
 @action("DescribeInvocationResults")
 def describe_invocation_results(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """What came of a command, one entry a machine; the output in Base64."""
-    found = [
+    invocations = [
         each
         for each in cloud.account.invocations.values()
         if p.text("InvokeId", each.invocation_id) == each.invocation_id
         and p.text("InstanceId", each.instance_id) == each.instance_id
     ]
-    some, paging = listing.page(p, found)
+    some, paging = listing.page(p, invocations)
     return {"Invocation": {"InvocationResults": {"InvocationResult": [_result(each) for each in some]}, **paging}}
 
 
 def _result(each: Invocation) -> dict[str, Any]:
-    told = {
+    fields = {
         **listing.fields_of(each, "CommandId", "InstanceId", "Output"),
         "InvokeId": each.invocation_id,
         "InvocationStatus": each.status,
@@ -241,15 +241,15 @@ def _result(each: Invocation) -> dict[str, Any]:
         "FinishedTime": actions.second(each.finished),
         "Username": "root",
     }
-    return told if each.exit_code is None else {**told, "ExitCode": each.exit_code}
+    return fields if each.exit_code is None else {**fields, "ExitCode": each.exit_code}
 
 
 @action("DescribeCloudAssistantStatus")
 def describe_cloud_assistant_status(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Whether commands can be run in each machine: from the moment it runs."""
     wanted = p.strings("InstanceId")
-    found = [each for each in cloud.account.instances.values() if not wanted or each.instance_id in wanted]
-    some, paging = listing.page(p, found)
+    instances = [each for each in cloud.account.instances.values() if not wanted or each.instance_id in wanted]
+    some, paging = listing.page(p, instances)
     statuses = [
         {
             "InstanceId": each.instance_id,

@@ -42,10 +42,10 @@ def describes(
 
     def does(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         end_dry_run(p)
-        found = matching(p, getattr(cloud.account, _field(plural)), f"{one}Ids", equal)
-        some, paging = page(p, sorted(found, key=lambda each: -each.created) if newest else found)
-        told = {plural: {one: [shown(cloud, each) for each in some]}, **paging}
-        return told if has_token else {key: value for key, value in told.items() if key != "NextToken"}
+        matches = matching(p, getattr(cloud.account, _field(plural)), f"{one}Ids", equal)
+        some, paging = page(p, sorted(matches, key=lambda each: -each.created) if newest else matches)
+        answer = {plural: {one: [shown(cloud, each) for each in some]}, **paging}
+        return answer if has_token else {key: value for key, value in answer.items() if key != "NextToken"}
 
     return action(f"Describe{plural}", version)(does)
 
@@ -59,7 +59,7 @@ def _field(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def page(parameters: Parameters, found: Sequence[T]) -> tuple[Sequence[T], dict[str, Any]]:
+def page(parameters: Parameters, entries: Sequence[T]) -> tuple[Sequence[T], dict[str, Any]]:
     """One page of what was found, and the fields that say which.
 
     By NextToken where MaxResults or NextToken is sent: the total is not valid then; else by PageNumber.
@@ -67,11 +67,11 @@ def page(parameters: Parameters, found: Sequence[T]) -> tuple[Sequence[T], dict[
     if parameters.text("MaxResults") or parameters.text("NextToken"):
         size = _size(parameters, "MaxResults")
         start = _start(parameters.text("NextToken"))
-        token = _token(start + size) if start + size < len(found) else ""
-        return found[start : start + size], {"TotalCount": 0, "PageNumber": 0, "PageSize": 0, "NextToken": token}
+        token = _token(start + size) if start + size < len(entries) else ""
+        return entries[start : start + size], {"TotalCount": 0, "PageNumber": 0, "PageSize": 0, "NextToken": token}
     size, number = _size(parameters, "PageSize"), max(1, parameters.number("PageNumber", 1))
-    shown = found[(number - 1) * size : number * size]
-    return shown, {"TotalCount": len(found), "PageNumber": number, "PageSize": size, "NextToken": ""}
+    shown = entries[(number - 1) * size : number * size]
+    return shown, {"TotalCount": len(entries), "PageNumber": number, "PageSize": size, "NextToken": ""}
 
 
 def _size(parameters: Parameters, name: str) -> int:
@@ -179,15 +179,15 @@ def tag_resources(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         "disk": account.disks,
         "snapshot": account.snapshots,
     }
-    there = existing(kinds, p.needed("ResourceType").lower(), "ResourceType", 400)
+    by_id = existing(kinds, p.needed("ResourceType").lower(), "ResourceType", 400)
     if not 1 <= len(p.strings("ResourceId")) <= MOST_RESOURCES:
         raise ApiError(400, "InvalidParameter.ResourceId", f"From 1 to {MOST_RESOURCES} ResourceId are allowed.")
-    found = [existing(there, each, "ResourceId") for each in p.strings("ResourceId")]
+    resources = [existing(by_id, each, "ResourceId") for each in p.strings("ResourceId")]
     tags = checked_tags(p)
     if not tags:
         raise ApiError(400, "MissingParameter.Tag", "The input parameter Tag that is mandatory is missing.")
-    if any(len({*each.tags, *tags}) > MOST_TAGS for each in found):
+    if any(len({*each.tags, *tags}) > MOST_TAGS for each in resources):
         raise ApiError(400, "InvalidTagCount", "The specified tags are beyond the permitted range.")
-    for each in found:
+    for each in resources:
         each.tags = {**each.tags, **tags}
     return {}

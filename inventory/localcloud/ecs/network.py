@@ -204,8 +204,8 @@ def authorize_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, A
     wanted = [_rule(cloud, of, each) for each in p.groups("Permissions")]
     missing = [rule for rule in wanted if not any(_is_same(rule, other) for other in of.rules)]
     if len(of.rules) + len(missing) > MOST_RULES:
-        told = "The limit of authorization records in the security group reaches."
-        raise ApiError(403, "AuthorizationLimitExceed", told)
+        message = "The limit of authorization records in the security group reaches."
+        raise ApiError(403, "AuthorizationLimitExceed", message)
     made = {"CreateTime": second(cloud.now()), "Direction": "ingress"}
     of.rules = [*of.rules, *({**rule, **made, "SecurityGroupRuleId": new_id("sgr-")} for rule in missing)]
     return {}
@@ -216,11 +216,11 @@ def revoke_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]
     """By the rules' ids or by what they say. A rule that is not there is no error."""
     of = group(cloud, p)
     named = p.strings("SecurityGroupRuleId")
-    told = [] if named else [_rule(cloud, of, each) for each in p.groups("Permissions")]
+    rules = [] if named else [_rule(cloud, of, each) for each in p.groups("Permissions")]
     of.rules = [
         rule
         for rule in of.rules
-        if rule["SecurityGroupRuleId"] not in named and not any(_is_same(rule, other) for other in told)
+        if rule["SecurityGroupRuleId"] not in named and not any(_is_same(rule, other) for other in rules)
     ]
     return {}
 
@@ -238,16 +238,16 @@ def _rule(cloud: EmulatedCloud, of: EmulatedSecurityGroup, p: Parameters) -> dic
     """A checked rule of a request."""
     protocol, ports = p.needed("IpProtocol").upper(), p.needed("PortRange")
     if protocol not in _PROTOCOLS:
-        told = "The parameter IpProtocol must be specified with case insensitive TCP, UDP, ICMP, GRE or All."
-        raise ApiError(400, "InvalidIpProtocol.ValueNotSupported", told)
+        message = "The parameter IpProtocol must be specified with case insensitive TCP, UDP, ICMP, GRE or All."
+        raise ApiError(400, "InvalidIpProtocol.ValueNotSupported", message)
     if not _fits(protocol, ports):
         raise ApiError(400, "InvalidIpProtocol.Malformed", 'The specified parameter "PortRange" is not valid.')
     source, source_group = p.text("SourceCidrIp"), p.text("SourceGroupId")
     if not source and not source_group:
         raise ApiError(400, "MissingParameter.Source", "Either SourceCidrIp or SourceGroupId must be specified.")
     if source and not _is_cidr(source):
-        told = 'The specified parameter "SourceCidrIp" is not valid.'
-        raise ApiError(400, "InvalidSourceCidrIp.Malformed", told)
+        message = 'The specified parameter "SourceCidrIp" is not valid.'
+        raise ApiError(400, "InvalidSourceCidrIp.Malformed", message)
     if source_group:
         existing(cloud.account.security_groups, source_group, "SourceGroupId")
     policy = p.text("Policy", "accept").lower()
@@ -331,6 +331,6 @@ def fingerprint_of(public_key: str) -> str:
         if blob[4 : 4 + length].decode() != fields[0] or not length:
             raise ValueError("another kind of key")
     except (IndexError, ValueError, binascii.Error):
-        told = "The PublicKeyBody format is not supported."
-        raise ApiError(400, "InvalidPublicKeyBody.Malformed", told) from None
+        message = "The PublicKeyBody format is not supported."
+        raise ApiError(400, "InvalidPublicKeyBody.Malformed", message) from None
     return hashlib.md5(blob, usedforsecurity=False).hexdigest()

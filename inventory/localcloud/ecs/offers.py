@@ -21,11 +21,11 @@ def describe_price(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Of an hour, for a machine with its disks or for disks alone."""
     kind = p.text("ResourceType", "instance")
     if kind not in ("instance", "disk"):
-        told = "The specified parameter ResourceType is not valid."
-        raise ApiError(400, "InvalidResourceType.ValueNotSupported", told)
+        message = "The specified parameter ResourceType is not valid."
+        raise ApiError(400, "InvalidResourceType.ValueNotSupported", message)
     if p.text("PriceUnit", "Hour") != "Hour":
-        told = "The emulator tells prices of an hour only."
-        raise ApiError(400, "InvalidPriceUnit.ValueNotSupported", told)
+        message = "The emulator tells prices of an hour only."
+        raise ApiError(400, "InvalidPriceUnit.ValueNotSupported", message)
     parts = [*(_parts_of_instance(cloud, p) if kind == "instance" else ()), *_parts_of_disks(p)]
     details = [{"Resource": each, **_money(*costs), "SubRules": {"Rule": []}} for each, *costs in parts]
     total = _money(sum(original for _, original, _ in parts), sum(trade for _, _, trade in parts))
@@ -74,11 +74,11 @@ def _disk_price(disk: Parameters, of: str) -> float:
 
 def type_named(name: str) -> catalogue.Type:
     """Raises the API's InvalidInstanceType.ValueNotSupported."""
-    found = catalogue.TYPES.get(name)
-    if not found:
-        told = "The specified InstanceType does not exist or beyond the permitted range."
-        raise ApiError(400, "InvalidInstanceType.ValueNotSupported", told)
-    return found
+    instance_type = catalogue.TYPES.get(name)
+    if not instance_type:
+        message = "The specified InstanceType does not exist or beyond the permitted range."
+        raise ApiError(400, "InvalidInstanceType.ValueNotSupported", message)
+    return instance_type
 
 
 def spot_price_now(cloud: EmulatedCloud, type_name: str, zone_id: str, duration_h: int = 1) -> float:
@@ -98,12 +98,12 @@ def describe_spot_price_history(cloud: EmulatedCloud, p: Parameters) -> dict[str
     if now - start > 30 * DAY_S + HOUR_S or start > now:
         raise ApiError(400, "InvalidParams.StartTime", "StartTime must be in the last 30 days.")
     hours = [hour * HOUR_S for hour in range(-int(-start // HOUR_S), int(now // HOUR_S) + 1)]
-    asked = [(at, zone) for at in hours for zone in catalogue.zones(region, p.text("ZoneId"))]
-    prices = [_price_then(cloud, of, zone, at, duration) for at, zone in asked[offset : offset + HISTORY_PAGE]]
+    slots = [(at, zone) for at in hours for zone in catalogue.zones(region, p.text("ZoneId"))]
+    prices = [_price_then(cloud, of, zone, at, duration) for at, zone in slots[offset : offset + HISTORY_PAGE]]
     following = offset + HISTORY_PAGE
     return {
         "Currency": catalogue.CURRENCY,
-        "NextOffset": following if following < len(asked) else 0,
+        "NextOffset": following if following < len(slots) else 0,
         "SpotPrices": {"SpotPriceType": prices},
     }
 
@@ -149,19 +149,21 @@ def _advice(cloud: EmulatedCloud, of: catalogue.Type, zone: str) -> dict[str, An
 @action("DescribeAvailableResource")
 def describe_available_resource(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Instance types in stock, or what data disks a type takes, by zone."""
-    region, kind, asked = p.needed("RegionId"), p.needed("DestinationResource"), p.text("InstanceType")
-    types = [name for name in catalogue.TYPES if asked in ("", name)]
+    region, kind, type_name = p.needed("RegionId"), p.needed("DestinationResource"), p.text("InstanceType")
+    types = [name for name in catalogue.TYPES if type_name in ("", name)]
     if kind == "InstanceType":
-        found = [{"Value": name, **_status(catalogue.in_stock(name, cloud.account.stocked))} for name in types]
+        supported = [{"Value": name, **_status(catalogue.in_stock(name, cloud.account.stocked))} for name in types]
     elif kind == "DataDisk":
-        found = [_sold(category) for category in catalogue.disk_categories(asked) if types]
+        supported = [_sold(category) for category in catalogue.disk_categories(type_name) if types]
     else:
         raise ApiError(404, "Invalid.DestinationResource", "The specified DestinationResource is not valid.")
-    there = _status(any(each["Status"] == "Available" for each in found))
-    resources = {"AvailableResource": [{"Type": kind, "SupportedResources": {"SupportedResource": found}}]}
-    zones = catalogue.zones(region, p.text("ZoneId")) if found else ()
-    told = [{"RegionId": region, "ZoneId": zone, **there, "AvailableResources": resources} for zone in zones]
-    return {"AvailableZones": {"AvailableZone": told}}
+    status = _status(any(each["Status"] == "Available" for each in supported))
+    resources = {"AvailableResource": [{"Type": kind, "SupportedResources": {"SupportedResource": supported}}]}
+    zones = catalogue.zones(region, p.text("ZoneId")) if supported else ()
+    available_zones = [
+        {"RegionId": region, "ZoneId": zone, **status, "AvailableResources": resources} for zone in zones
+    ]
+    return {"AvailableZones": {"AvailableZone": available_zones}}
 
 
 def _sold(category: str) -> dict[str, Any]:
@@ -169,8 +171,8 @@ def _sold(category: str) -> dict[str, Any]:
     return {"Value": category, "Min": kind.least_gib, "Max": kind.most_gib, "Unit": "GiB", **_status(True)}
 
 
-def _status(there: bool) -> dict[str, Any]:
-    if there:
+def _status(is_available: bool) -> dict[str, Any]:
+    if is_available:
         return {"Status": "Available", "StatusCategory": "WithStock"}
     return {"Status": "SoldOut", "StatusCategory": "WithoutStock"}
 
@@ -190,7 +192,7 @@ def get_caller_identity(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
 @action("DescribeRegions")
 def describe_regions(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """All of them at one address; what was made is in the account's own."""
-    told = [
+    regions = [
         {
             "RegionId": region,
             "LocalName": "local cloud",
@@ -199,12 +201,12 @@ def describe_regions(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         }
         for region in REGIONS
     ]
-    return {"Regions": {"Region": told}}
+    return {"Regions": {"Region": regions}}
 
 
 @action("DescribeZones")
 def describe_zones(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
-    told = [
+    zones = [
         {
             "ZoneId": zone,
             "LocalName": f"local cloud {zone[-1]}",
@@ -215,7 +217,7 @@ def describe_zones(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         }
         for zone in catalogue.zones(p.text("RegionId") or cloud.account.region_id)
     ]
-    return {"Zones": {"Zone": told}}
+    return {"Zones": {"Zone": zones}}
 
 
 @action("DescribeInstanceTypes")
@@ -224,8 +226,8 @@ def describe_instance_types(cloud: EmulatedCloud, p: Parameters) -> dict[str, An
     names, gpus = p.strings("InstanceTypes"), p.number("MinimumGPUAmount")
     if len(names) > 10:
         raise ApiError(400, "InvalidParameter.InstanceTypes", "At most 10 InstanceTypes can be asked for.")
-    found = [each for each in catalogue.TYPES.values() if (not names or each.name in names) and each.gpus >= gpus]
-    some, paging = page(Parameters({"MaxResults": "100", **p.flat}), found)
+    types = [each for each in catalogue.TYPES.values() if (not names or each.name in names) and each.gpus >= gpus]
+    some, paging = page(Parameters({"MaxResults": "100", **p.flat}), types)
     return {"InstanceTypes": {"InstanceType": [_type(each) for each in some]}, "NextToken": paging["NextToken"]}
 
 

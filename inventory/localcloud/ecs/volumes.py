@@ -37,13 +37,13 @@ def ordered_volume(cloud: EmulatedCloud, each: Parameters, sold: tuple[str, ...]
     """A data disk of RunInstances: with a snapshot as large as its disk, whatever size is asked."""
     volume = _data_volume(cloud, each, each.text("Category", USUAL_CATEGORY), "DataDisk", 400)
     if volume.category not in sold:
-        told = "The specified disk category is not support the specified instance type."
-        raise ApiError(403, "InvalidDiskCategory.NotSupported", told)
+        message = "The specified disk category is not support the specified instance type."
+        raise ApiError(403, "InvalidDiskCategory.NotSupported", message)
     if volume.snapshot:
         volume = replace(volume, size_gib=volume.snapshot.disk_gib)
     if not volume.is_sold:
-        told = "The specified DataDisk.n.Size beyond the permitted range."
-        raise ApiError(400, "InvalidDataDiskSize.ValueNotSupported", told)
+        message = "The specified DataDisk.n.Size beyond the permitted range."
+        raise ApiError(400, "InvalidDataDiskSize.ValueNotSupported", message)
     return volume
 
 
@@ -61,11 +61,11 @@ def system_volume(p: Parameters, sold: tuple[str, ...], image_gib: int) -> Volum
     size = disk.number("Size", max(40, image_gib))
     volume = _volume(disk, disk.text("Category", USUAL_CATEGORY), size, "SystemDisk")
     if volume.category not in sold:
-        told = "The specified instance type does not support the specified disk category."
-        raise ApiError(400, "InvalidInstanceType.NotSupportDiskCategory", told)
+        message = "The specified instance type does not support the specified disk category."
+        raise ApiError(400, "InvalidInstanceType.NotSupportDiskCategory", message)
     if size < image_gib:
-        told = "The specified parameter SystemDisk.Size is less than the image size."
-        raise ApiError(404, "InvalidSystemDiskSize.LessThanImageSize", told)
+        message = "The specified parameter SystemDisk.Size is less than the image size."
+        raise ApiError(404, "InvalidSystemDiskSize.LessThanImageSize", message)
     if size > MOST_SYSTEM_GIB or not volume.is_sold:
         raise ApiError(400, "InvalidSystemDiskSize.ValueNotSupported", "SystemDisk.Size is beyond the permitted range.")
     return volume
@@ -86,8 +86,8 @@ def _data_volume(cloud: EmulatedCloud, p: Parameters, category: str, of: str, st
         return volume
     snapshot = _usable_snapshot(cloud, p.text("SnapshotId"), category, status)
     if 0 < volume.size_gib < snapshot.disk_gib:
-        told = "Specified disk size is less than the size of snapshot."
-        raise ApiError(403, "InvalidDiskSize.TooSmall", told)
+        message = "Specified disk size is less than the size of snapshot."
+        raise ApiError(403, "InvalidDiskSize.TooSmall", message)
     return replace(volume, size_gib=volume.size_gib or snapshot.disk_gib, snapshot=snapshot)
 
 
@@ -95,8 +95,8 @@ def _usable_snapshot(cloud: EmulatedCloud, snapshot_id: str, category: str, stat
     """The snapshot for a data disk of a category. Raises ApiError; `status` is the one for an unknown snapshot."""
     snapshot = existing(cloud.account.snapshots, snapshot_id, "SnapshotId", status)
     if snapshot.disk_kind == "system":
-        told = "The specified snapshot is system disk snapshot."
-        raise ApiError(403, "InvalidSnapshotId.NotDataDiskSnapshot", told)
+        message = "The specified snapshot is system disk snapshot."
+        raise ApiError(403, "InvalidSnapshotId.NotDataDiskSnapshot", message)
     ready_at = snapshot.available_at if category in ESSD_FAMILY else snapshot.accomplished_at
     if snapshot.failed or cloud.now() < ready_at:
         raise ApiError(403, "InvalidSnapshotId.NotReady", "The specified snapshot has not completed yet.")
