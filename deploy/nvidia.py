@@ -8,7 +8,7 @@ from pyinfra import host, logger
 from pyinfra.api import FactBase, deploy
 from pyinfra.operations import server
 
-from deploy.driver_plan import (
+from deploy.driver_facts import (
     BLACKLIST_FILE,
     LIST_PCI,
     DriverFacts,
@@ -16,8 +16,8 @@ from deploy.driver_plan import (
     inspect_command,
     parse_facts,
     parse_pci,
-    plan_driver,
 )
+from deploy.driver_plan import plan_driver
 from deploy.node_files import refuse
 from deploy.node_operation import Commands, node_operation
 from deploy.packages import install_commands

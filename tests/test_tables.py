@@ -18,7 +18,7 @@ from inventory import terminal
 from inventory.cloud.values import Disk, Instance, InstanceType, Price, Snapshot, SpotAdvice
 from inventory.nodes import Node
 from inventory.phases import Phase
-from inventory.renting import report
+from inventory.renting import money_view, report
 from inventory.renting.cost import SnapshotPrice
 from inventory.renting.ledger import Entry
 from inventory.renting.offers import Offer, Quote, Range
@@ -178,12 +178,12 @@ CASES = {
     ),
     "deploy/tasks.py _show": lambda *_: processes(),
     "inventory/renting/report.py _up": lambda *_: report.display(report.up_table(UP)),
-    "inventory/renting/report.py cost_table": lambda *_: report.display(report.cost_table([MACHINE], NOW)),
+    "inventory/renting/money_view.py cost_table": lambda *_: report.display(money_view.cost_table([MACHINE], NOW)),
     "inventory/renting/report.py machines_table": lambda *_: report.display(
         report.machines_table([MACHINE], Settings(), NOW)
     ),
-    "inventory/renting/report.py past_table": lambda *_: report.display(
-        report.past_table(
+    "inventory/renting/money_view.py past_table": lambda *_: report.display(
+        money_view.past_table(
             [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), Amount(12.3456), "CNY", ended=NOW)], "demo", NOW
         )
     ),

@@ -12,8 +12,9 @@ from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import access, cost, members, tags
+from inventory.renting.elsewhere import Left, billed_elsewhere
 from inventory.renting.intents import DELETION, Intents, settle
-from inventory.renting.ledger import Entry, Holdings, Ledger, Left, billed_elsewhere, holdings, stays
+from inventory.renting.ledger import Entry, Holdings, Ledger, holdings, stays
 from inventory.settings import Settings
 
 Report = Callable[[str], None]

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, Disk, Instance, Price, Snapshot
-from inventory.renting import access, cost, disks, lease, ledger, members, offers, recovery
+from inventory.renting import access, cost, disks, elsewhere, lease, ledger, members, offers, recovery
 from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
@@ -142,7 +142,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += (*ledger.other_billing(cloud, settings, resources), *_surprises(resources.instances))
+    notes += (*elsewhere.other_billing(cloud, settings, resources), *_surprises(resources.instances))
     if plan.numbers:
         _refuse_untagged(cloud, settings, resources.instances)
         disks.refuse_claimed(resources.disks, resources.instances, plan.numbers)

@@ -10,7 +10,7 @@ from inventory.cloud.errors import CloudError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Snapshot
 from inventory.nodes import Node
-from inventory.renting import disks, ledger, members, tags
+from inventory.renting import disks, elsewhere, members, tags
 from inventory.setting_types import SettingsError
 from inventory.settings import Settings
 from inventory.shown import clock
@@ -117,7 +117,7 @@ def _no_machines(cloud: Cloud, settings: Settings) -> str:
     """That there are none, with what they can come back from and what is billed elsewhere; that they are missing is
     known without that, too."""
     left = WayBack()
-    beside = ledger.other_billing(cloud, settings)
+    beside = elsewhere.other_billing(cloud, settings)
     with suppress(CloudError):
         left = way_back(cloud, settings)
     none = f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}"

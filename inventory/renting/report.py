@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -13,11 +13,12 @@ from rich.text import Text
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Disk, Instance, Price, Snapshot
-from inventory.renting import cost, ledger, members, tags
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Instance, Price
+from inventory.renting import cost, elsewhere, ledger, members, tags
 from inventory.renting.disks import waiting_for
 from inventory.renting.down import DownPlan
-from inventory.renting.ledger import Entry, holdings
+from inventory.renting.ledger import holdings
+from inventory.renting.money_view import cost_table, disk_label, month_line, past_table, released_at, stays_lines
 from inventory.renting.offers import Quote
 from inventory.renting.plan import UpPlan
 from inventory.renting.recovery import WayBack, newest
@@ -50,7 +51,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
         left = WayBack(waiting_for(disks, {1}).get(1), newest(snapshots))
         display(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}")
     display(*stays_lines(cost.loose(disks), months, snapshots, settings, currency))
-    display(*(each.line for each in ledger.billed_elsewhere(cloud, settings)))
+    display(*(each.line for each in elsewhere.billed_elsewhere(cloud, settings)))
     if table := past_table(past, settings.name, now):
         display(table)
     display(month_line(spent, currency))
@@ -71,12 +72,12 @@ def show_machines(settings: Settings) -> None:
             display(f"stopped: {', '.join(stopped)}; fab up starts what is stopped")
         if lacking := members.lacking(members.names(members.reachable(instances)), settings):
             display(f"{lacking.message}: {lacking.mend}")
-        display(*ledger.other_billing(cloud, settings))  # where there are none, why the command ends says it
+        display(*elsewhere.other_billing(cloud, settings))  # where there are none, why the command ends says it
 
 
 def elsewhere_lines(settings: Settings) -> tuple[str, ...]:
     """The same of what is billed elsewhere, for a command that works on the machines; none where none are rented."""
-    return ledger.other_billing(open_cloud(settings), settings) if settings.is_rented else ()
+    return elsewhere.other_billing(open_cloud(settings), settings) if settings.is_rented else ()
 
 
 # What renting looks like in a terminal: offers, machines and money. rich is imported where it is used.
@@ -314,84 +315,3 @@ def _budget_lines(plan: UpPlan, currency: str) -> list[str]:
         return []
     month = [month_line(plan.money, currency)] if plan.money.committed else []
     return [*month, cost.budget_left(plan.budget, plan.money, currency)]
-
-
-# What is said of money: machines that are there or gone, this month, what stays and goes on costing.
-
-NOT_COUNTED = "traffic and snapshots are not in it"
-
-
-def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
-    """Each machine's hours and money."""
-    rows, ordered = [], members.members(instances)
-    for name, each in zip(members.names(ordered), ordered, strict=True):
-        machine_cost = cost.machine_cost(each, now)
-        sums = (bare(whole) or "-" for whole in (machine_cost.so_far, machine_cost.until_release))
-        price = "-" if machine_cost.price_h is None else bare(machine_cost.price_h, per=HOUR)
-        rows.append([name, each.instance_type, _time(machine_cost.hours), price, *sums, released_at(each)])
-    currency = cost.currency_of(ordered)
-    sums_of = (f"{currency} {what}".lstrip() for what in (HOUR, "so far", "until release"))
-    return table(["machine", "type", "time", *sums_of, "released at"], rows)
-
-
-def released_at(instance: Instance) -> str:
-    """When the cloud releases a machine; of one that it is taking back it tells that time to the machine alone."""
-    return "soon: reclaimed" if instance.is_reclaimed else clock(instance.release_at)
-
-
-def _time(hours: float) -> str:
-    return length(hours * 3600)
-
-
-def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
-    """Machines of this month that are gone."""
-    gone = [e for e in past if e.ended and e.ended > cost.month_start(now)]
-    rows = [
-        [
-            members.short(e.name, cluster),
-            e.instance_type,
-            _time(hours),
-            bare(e.price_h, per=HOUR),
-            bare(hours * e.price_h),
-            clock(e.ended),
-        ]
-        for e in gone
-        for hours in [cost.hours_between(max(e.created, cost.month_start(now)), e.ended or now)]
-    ]
-    currency = next((e.currency for e in gone if e.currency), "")
-    header = ["past machine", "type", "time", *(f"{currency} {what}".lstrip() for what in (HOUR, "cost")), "released"]
-    return table(header, rows) if rows else ""
-
-
-def month_line(spent: cost.Spent, currency: str) -> str:
-    """All that counts for this month's budget; the amounts add up to what `budgets.left` takes from it."""
-    beside = ", ".join(money(total, name) for name, total in spent.others.items())
-    more = f"; in other currencies, not included: {beside}" if beside else ""
-    if not spent.committed:
-        return f"this month: nothing so far{more}; {NOT_COUNTED}"
-    amounts = [
-        f"{money(spent.past + spent.running, currency)} so far",
-        f"{money(spent.planned, currency)} until the machines are released",
-        f"up to {money(spent.risen, currency)} more should spot prices rise to their limits" if spent.risen else "",
-        f"{money(spent.elsewhere, currency)} elsewhere until their release" if spent.elsewhere else "",
-        f"{money(spent.disks, currency)} for disks without a machine until the month ends",
-    ]
-    return f"this month: {', '.join(filter(None, amounts))}{more}; {NOT_COUNTED}"
-
-
-def stays_lines(
-    disks: Sequence[Disk], months: Mapping[str, float], snapshots: Sequence[Snapshot], settings: Settings, currency: str
-) -> Iterator[str]:
-    """Disks and snapshots that go on costing, with what they cost a month."""
-    for disk in disks:
-        price = money(months[disk.disk_id], currency, MONTH) if disk.disk_id in months else "price not told"
-        yield f"stays   {disk_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
-    for each in snapshots:
-        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
-        price = f"{cost.certainty(each)} {money(month, currency, MONTH)}".lstrip()
-        yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune --all)"
-
-
-def disk_label(disk: Disk) -> str:
-    k = members.disk_number(disk)
-    return f"data disk of te{k}" if k else disk.name or f"{disk.kind} disk"

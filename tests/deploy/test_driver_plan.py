@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.driver_plan import DriverFacts, PciDevice, Unit, inspect_command, parse_facts, parse_loaded, plan_driver
+from deploy.driver_facts import DriverFacts, PciDevice, Unit, inspect_command, parse_facts, parse_loaded
+from deploy.driver_plan import plan_driver
 
 KERNEL = "5.15.0-160-generic"
 VERSION = "580.178.04"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.driver_plan import LIST_PCI, inspect_command, parse_facts, parse_pci
+from deploy.driver_facts import LIST_PCI, inspect_command, parse_facts, parse_pci
 
 REPOSITORY = Path(__file__).parents[2]
 KERNEL = "5.15.0-160-generic"

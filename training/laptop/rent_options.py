@@ -14,7 +14,7 @@ from inventory.cloud.values import InstanceType
 from inventory.cluster_file import Value, set_values
 from inventory.nodes import static_nodes, users_ssh_config
 from inventory.renting import members, tags
-from inventory.renting.offers import OnOffer, on_offer
+from inventory.renting.types_on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
 from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from inventory.renting.offers import OnOffer
+from inventory.renting.types_on_offer import OnOffer
 from inventory.terminal import console, table
 from training.laptop.plan_view import BESIDES, at_worst, data_line, steps_of
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words

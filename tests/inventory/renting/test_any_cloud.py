@@ -12,7 +12,7 @@ from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG
-from inventory.renting import down, lease, ledger, machines, members, order, report, tags
+from inventory.renting import down, elsewhere, lease, machines, members, order, report, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
@@ -134,7 +134,7 @@ def test_what_bills_in_another_region_is_asked_for_there_and_ends_once_it_is_gon
     (machine,) = cluster.up(1).values()
     (disk,) = cluster.data_disks
     other.region_id = "nowhere-2"
-    left = {each.entry.instance_id for each in ledger.billed_elsewhere(other, cluster.settings)}
+    left = {each.entry.instance_id for each in elsewhere.billed_elsewhere(other, cluster.settings)}
     assert left == {machine.instance_id, disk.disk_id}, "nobody can be asked: what was seen last stands"
     other.regions["nowhere-1"] = cluster.cloud
     cluster.cloud.delete("instance", [machine.instance_id], "console")
@@ -158,7 +158,7 @@ def test_what_another_name_has_is_said_with_that_name(rented):
         (line,) = [line for line in lines if machine.instance_id in line]
         assert "of the cluster 'demo': billed until" in line and 'and name = "demo" in cluster.toml' in line
     del cluster.cloud.all[machine.instance_id]
-    assert not [line for line in ledger.other_billing(cluster.cloud, bob) if machine.instance_id in line]
+    assert not [line for line in elsewhere.other_billing(cluster.cloud, bob) if machine.instance_id in line]
 
 
 def test_a_budget_counts_what_was_left_in_another_region(rented):

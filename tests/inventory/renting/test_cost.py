@@ -9,7 +9,7 @@ import pytest
 
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Instance, Price, Snapshot
-from inventory.renting import cost, ledger, report, tags
+from inventory.renting import cost, ledger, money_view, report, tags
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.paper_cluster import PaperCluster
 
@@ -87,7 +87,7 @@ def test_machines_elsewhere_count_until_their_release_and_other_currencies_are_a
     dollars = replace(gone, instance_id="i-3", currency="USD")
     money = cost.spent([], [gone, left, dollars], [], NOON, "CNY")
     assert (money.past, money.elsewhere, money.committed) == (6, 8, 14) and money.others == {"USD": 6}
-    assert "; in other currencies, not included: 6.00 USD; " in report.month_line(money, "CNY")
+    assert "; in other currencies, not included: 6.00 USD; " in money_view.month_line(money, "CNY")
 
 
 @pytest.mark.parametrize("told", ["inf", "nan", "-100", "1e9", "free", "1e400"])
@@ -240,8 +240,8 @@ def amounts(line):
 @pytest.mark.parametrize("risen", [0, 0.84])
 def test_the_months_parts_add_up_to_what_is_gone_of_the_budget(risen):
     paid = cost.Spent(0.14, 0.21, 0.05, 3.27, risen)
-    parts = amounts(report.month_line(paid, "CNY"))
-    assert ("rise" in report.month_line(paid, "CNY")) == bool(risen)
+    parts = amounts(money_view.month_line(paid, "CNY"))
+    assert ("rise" in money_view.month_line(paid, "CNY")) == bool(risen)
     said = cost.budget_left(3, paid, "CNY")
     assert said == f"budget: 3.00 CNY a month, exceeded by {sum(parts) - 3} CNY"
     assert cost.budget_left(9, paid, "CNY") == f"budget: {9 - sum(parts)} of 9.00 CNY a month are left"

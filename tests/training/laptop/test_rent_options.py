@@ -14,7 +14,7 @@ from deploy.on_node.fetch_model import RESERVE_BYTES
 from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import InstanceType
-from inventory.renting.offers import on_offer
+from inventory.renting.types_on_offer import on_offer
 from inventory.settings import SettingsError, load_settings
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.memory_settings import MemorySettings
