@@ -25,7 +25,7 @@ from training.laptop.status import progress, stopping
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
-from training.run.folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, REPORT, STATUS, parse_status
+from training.run.folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, RECIPE, REPORT, STATUS, parse_status
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
 from training.text.counts import many, size_text
@@ -190,7 +190,7 @@ def _is_finished(run: Path) -> bool:
 def _has_split(run: Path) -> bool:
     """Whether a run at home held some of its data out."""
     try:
-        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return bool(recipe.get("validation", {}).get("fraction"))

@@ -37,6 +37,7 @@ from training.models.folder import FOLDER
 from training.plan.data_checks import few_steps
 from training.recipe.recipe import Recipe
 from training.recipe.tables import SFT
+from training.run.folder import RECIPE
 from training.text.counts import NONE, many, plain, size_text
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _on_head(cluster: Session, question: Question, training_data: TrainingData, 
     with new_run.new_run_folder(cluster.head, KIND, now) as run_id:
         launch = cluster.launch(run_id, "training.node.look")
         find_base_model(cluster.head, question.recipe, launch, cluster.models)
-        new_run.upload_new_run(cluster.head, launch, {"recipe.toml": question.recipe.to_toml(), **training_data.files})
+        new_run.upload_new_run(cluster.head, launch, {RECIPE: question.recipe.to_toml(), **training_data.files})
         arguments = [
             "--run",
             launch.run_dir,

@@ -40,7 +40,9 @@ from training.run.folder import (
     MERGED,
     MODEL_RECORD,
     MODEL_SUMS,
+    PLAN,
     PROFILE,
+    RECIPE,
     REPORT_FACTS,
     VERSIONS,
     checkpoint_folder,
@@ -56,8 +58,8 @@ if TYPE_CHECKING:
 
 TRIES, RETRY_AFTER_S = 3, 2.0
 SINGLE_FILES = (
-    "recipe.toml",
-    "plan.json",
+    RECIPE,
+    PLAN,
     "launch.json",
     MODEL_RECORD,
     MODEL_SUMS,

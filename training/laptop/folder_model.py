@@ -34,7 +34,7 @@ from training.laptop.hub import (
 )
 from training.laptop.open_cluster import Session, open_cluster
 from training.laptop.starting import hold_start_lock
-from training.models.derive import Source, new_recipe, uncounted
+from training.models.derive import Source, new_recipe
 from training.models.folder import (
     CURE,
     OUTLINE,
@@ -61,13 +61,13 @@ KIND = "count"
 """What the folder of a count on the head is called by."""
 
 
-def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
-    """The recipe for a folder, with `overrides`. Raises RecipeError where it is no model that can be trained,
-    PlanError for one of a shape that cannot be planned."""
-    return parse_recipe(recipe_text(model), overrides, f"recipe of {folder_of(base_model_of(model))}")
+def folder_recipe(model: str, overrides: Mapping[str, str], count: bool = True) -> Recipe:
+    """The recipe for a folder, with `overrides`. Without `count` for a look at data alone, without torch. Raises
+    RecipeError where it is no model that can be trained, PlanError for one of a shape that cannot be planned."""
+    return parse_recipe(recipe_text(model, count), overrides, f"recipe of {folder_of(base_model_of(model))}")
 
 
-def recipe_text(model: str) -> str:
+def recipe_text(model: str, count: bool = True) -> str:
     """The same as it would stand in a file. Raises RecipeError and PlanError."""
     base_model = base_model_of(model)
     folder = folder_of(base_model)
@@ -75,16 +75,7 @@ def recipe_text(model: str) -> str:
     template = template_of(folder, f"--model {folder}")
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
     source = Source(base_model, positions(config), note=note, typed=model, pad_token=spare_pad(folder, template))
-    return new_recipe(source.name, source, counted(folder, model))
-
-
-def uncounted_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
-    """What a look at data needs of `folder_recipe`, which takes no counting. Raises RecipeError."""
-    base_model = base_model_of(model)
-    folder = folder_of(base_model)
-    config, pad = _config(folder), spare_pad(folder, template_of(folder, f"--model {folder}"))
-    text = uncounted(Source(base_model, positions(config), pad_token=pad))
-    return parse_recipe(text, overrides, f"recipe of {folder}")
+    return new_recipe(source.name, source, counted(folder, model) if count else None)
 
 
 def folder_shape(base_model: str) -> ModelShape:

@@ -30,6 +30,7 @@ from training.laptop.starting import (
     under_way,
 )
 from training.run import notices as reclaim
+from training.run.folder import PLAN
 from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
 from training.run.notices import RECORD, DiskRecord, parse_record
 from training.text.files import figure_in
@@ -213,7 +214,7 @@ def start_ranks(
         launch = cluster.launch(run_id, module)
         launch = replace(launch, env={**launch.env, **(env or {})})
         plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
-        upload_new_run(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **(files or {})})
+        upload_new_run(head, launch, {PLAN: json.dumps(plan, indent=1) + "\n", **(files or {})})
         mine.confirm()
         start(head, launch)
     return launch
@@ -226,7 +227,7 @@ def upload_new_run(head: Head, launch: Launch, files: Mapping[str, Path | str]) 
 
 def upload_plan(head: Head, launch: Launch, plan: str) -> None:
     """The last files of a run that is ready to start: its plan, and its launch as that wants it."""
-    upload(head, launch, {"plan.json": plan, **launch_files(launch)})
+    upload(head, launch, {PLAN: plan, **launch_files(launch)})
 
 
 def resumed_launch(cluster: Session, run_id: str, force: bool) -> Launch:

@@ -23,10 +23,9 @@ from training.plan.predict import decided_again, layout_keys
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, flat
 from training.run import notices
-from training.run.folder import LOCAL_RUNS
+from training.run.folder import LOCAL_RUNS, PLAN, RECIPE
 from training.run.launch import Launch, LaunchError
 
-RECIPE, PLAN = "recipe.toml", "plan.json"
 OTHER_TENSORS = (
     *("base_model", "revision", "model_dir", "tuning"),
     *(f"lora.{key}" for key in ("rank", "targets", "dora", "modules_to_save", "trainable_tokens")),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from training.data.shapes import refuse_other_goal
 from training.laptop import attach, head_node, new_run, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
-from training.laptop.folder_model import folder_recipe, recipe_text, uncounted_recipe
+from training.laptop.folder_model import folder_recipe, recipe_text
 from training.laptop.new_run import plan_text
 from training.laptop.open_cluster import Session
 from training.laptop.status import show_plan
@@ -44,6 +45,7 @@ from training.plan.facts import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
+from training.run.folder import RECIPE
 from training.run.launch import Launch
 from training.text.counts import many
 from training.text.deferred import deferred
@@ -88,7 +90,7 @@ def resolve_recipe(
 
 def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
     """`resolve_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
-    load = _how_to_load_uncounted(name)
+    load = _how_to_load(name, count=False)
     recipe = resolve_recipe(name, settings, load=load)
     if load != load_recipe and not {"epochs", "steps"} & overrides_of(settings).keys():
         epochs = f"{EPOCHS} epochs, but {FEW_EPOCHS} from {MIDDLE / 1e9:g} billion parameters on"
@@ -96,25 +98,20 @@ def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _how_to_load_uncounted(name: str) -> LoadRecipe:
+def _how_to_load(name: str, count: bool = True) -> LoadRecipe:
+    """Prints the recipe where it is derived from the model's layers, which are counted with torch."""
     if is_folder(name):
-        return uncounted_recipe
-    if not ID.fullmatch(name) or has_recipe(name):
-        return load_recipe
-
-    print(f"{name} has no recipe: looking it up", file=sys.stderr)
-    return adding.uncounted_recipe
-
-
-def _how_to_load(name: str) -> LoadRecipe:
-    if is_folder(name):
+        if not count:
+            return partial(folder_recipe, count=False)
         print(recipe_text(name).rstrip(), file=sys.stderr)
         print("derived from the folder, not kept: --set KEY=VALUE changes it", file=sys.stderr)
         return folder_recipe
     if not ID.fullmatch(name) or has_recipe(name):
         return load_recipe
 
-    print(f"{name} has no recipe: looking it up and counting its layers", file=sys.stderr)
+    print(f"{name} has no recipe: looking it up{' and counting its layers' if count else ''}", file=sys.stderr)
+    if not count:
+        return partial(adding.hub_recipe, count=False)
     print(adding.derived(name).recipe().rstrip(), file=sys.stderr)
     print(f"not kept: fab models.add {name} writes it to training/recipes, to edit", file=sys.stderr)
     return adding.hub_recipe
@@ -261,9 +258,7 @@ def _prepare_start(
     if training_data.source and (aside := ignored_files_note(training_data.source)):
         print(shown(aside), flush=True)
     names = {f"data/{NAMES}": names_text(training_data.files)}
-    new_run.upload_new_run(
-        head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **training_data.files, **names}
-    )
+    new_run.upload_new_run(head, launch, {RECIPE: recipe.to_toml(), **base.files, **training_data.files, **names})
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
@@ -276,7 +271,7 @@ def _prepare_start(
     rental.extend(cluster, planned_s(plan.predicted))
     digest = str(base.record["hash"])
     if plan.recipe != recipe:
-        new_run.upload(head, launch, {"recipe.toml": plan.recipe.to_toml()})
+        new_run.upload(head, launch, {RECIPE: plan.recipe.to_toml()})
     new_run.upload_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
     try:
         if remember(base.record, recipe.base_model, recipe.revision):

@@ -20,7 +20,7 @@ from training.recipe.recipe import Recipe
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.evaluations import measured_on, read_evaluations
-from training.run.folder import LAUNCH, LOCAL_RUNS, METRICS, MODEL_SUMS, is_run_id, parse_metrics
+from training.run.folder import LAUNCH, LOCAL_RUNS, METRICS, MODEL_SUMS, RECIPE, is_run_id, parse_metrics
 from training.run.history import stages_of
 from training.text.catalogue import ENGLISH, Say
 from training.text.counts import many
@@ -270,7 +270,7 @@ def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
     """What the folder of a run says of the checkpoint. AdapterError where one of the two is not whole."""
     try:
         state = bounded_json((checkpoint / STATE).read_text(encoding="utf-8"))
-        recipe = (run / "recipe.toml").read_text(encoding="utf-8")
+        recipe = (run / RECIPE).read_text(encoding="utf-8")
         metrics = (run / METRICS).read_bytes() if (run / METRICS).exists() else b""
     except OSError as error:
         raise AdapterError(f"{run} is not a whole fetched run: {error}") from error

@@ -69,19 +69,16 @@ class Source:
         return place_of_folder(self.repo) if self.repo.startswith(FOLDER) else self.name
 
 
-def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
-    """The file's whole text."""
+def new_recipe(name: str, source: Source, shape: ModelShape | None) -> str:
+    """The file's whole text. Without a shape, which takes torch to count, it is that of a small model, uncommented."""
+    if shape is None:
+        return _keys(_bare(name, source, _epochs(0)), source, 0, "")
     recipe = _bare(name, source, _epochs(shape.matmul_parameters))
     note = [source.note] if source.note else []
     note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
     note += _adapted(recipe, shape)
     header = comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)
     return f"{header}\n{_keys(recipe, source, shape.matmul_parameters, about(recipe, shape))}"
-
-
-def uncounted(source: Source) -> str:
-    """The same without its comment for a model whose size nobody counted: a small one is assumed."""
-    return _keys(_bare(source.name, source, _epochs(0)), source, 0, "")
 
 
 def _epochs(size: int) -> int:

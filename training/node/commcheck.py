@@ -35,7 +35,7 @@ from training.node.supervision.rank_start import NODE_FILE
 from training.run.causes import OF_CODE
 from training.run.comm_report import algbw_gbyte_s, busbw_gbyte_s
 from training.run.events import Failed, emit
-from training.run.folder import RESULT, write_atomically
+from training.run.folder import PLAN, RESULT, write_atomically
 from training.text.counts import many
 
 JOINING, TIMEOUT = timedelta(seconds=180), timedelta(seconds=60)
@@ -292,7 +292,7 @@ def main() -> int:
     print(f"{group.backend} with {many(group.world, 'rank')}", flush=True)
     measured = measure(group)
     if group.rank == 0:
-        plan_file = run_dir / "plan.json"
+        plan_file = run_dir / PLAN
         plan = json.loads(plan_file.read_text(encoding="utf-8")) if plan_file.exists() else {}
         result = {"run_id": run_dir.name, "cluster": plan.get("cluster"), "time": began, **measured}
         result |= {"seconds": time.time() - began, "torch": torch.__version__}

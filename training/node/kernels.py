@@ -23,6 +23,7 @@ from training.node.liger import Agreement, LossChoice
 from training.node.mixers import AT_ONCE, at_once, mixers, one_by_one
 from training.node.rank import Rank
 from training.recipe.recipe import Recipe
+from training.run.folder import PLAN
 
 
 def choose(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
@@ -53,7 +54,7 @@ def _tell(rank: Rank, chosen: liger.LossChoice | LossChoice | None) -> None:
 def own_loss_is_faster(run: Path) -> bool:
     """What the plan of a run says; of one without a plan nobody knows."""
     try:
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+        plan = json.loads((run / PLAN).read_text(encoding="utf-8"))
         return plan["predicted"]["own_loss"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -21,6 +21,7 @@ from training.models.folder import read_config
 from training.node import attached
 from training.node.prepare import models_folder, raw_data
 from training.recipe.reading import read_recipe
+from training.run.folder import RECIPE
 
 TELL_EVERY_S = 0.5
 
@@ -42,7 +43,7 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     from training.data.look.take import load_tokenizer, look_into
 
     tell = Progress()
-    recipe, models = read_recipe(run / "recipe.toml"), models_folder(run)
+    recipe, models = read_recipe(run / RECIPE), models_folder(run)
     model_dir = models / recipe.model_dir
     config, tokenizer = read_config(model_dir), load_tokenizer(model_dir)
     all_imported()

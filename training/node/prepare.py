@@ -28,6 +28,7 @@ from training.models.folder import read_config, shape_of
 from training.node import attached
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, RecipeError
+from training.run.folder import RECIPE
 from training.text.files import drop_unused, mark_used
 from training.text.problems import FINISHED, AdapterError
 
@@ -53,7 +54,7 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     """The whole preparation; gives what there is to say about data, model and disk. The model is counted meanwhile."""
     from training.node.known_outline import known_outline  # here: two threads cannot import transformers at once
 
-    recipe, models = read_recipe(run / "recipe.toml"), models_folder(run)
+    recipe, models = read_recipe(run / RECIPE), models_folder(run)
 
     def shape() -> ModelShape:
         model_dir = models / recipe.model_dir

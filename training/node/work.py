@@ -15,6 +15,7 @@ from training.node.rank import Rank
 from training.node.saving import Start, as_begun
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, RecipeError
+from training.run.folder import RECIPE
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Work:
 
 def open_work(rank: Rank) -> Work:
     """What was prepared before the launch, opened; its sums are checked, which reads all of it."""
-    recipe = read_recipe(rank.run / "recipe.toml")
+    recipe = read_recipe(rank.run / RECIPE)
     model_dir = models_folder(rank.run) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")

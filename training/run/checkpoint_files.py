@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.run.folder import CHECKPOINTS, checkpoint_folder, checkpoint_steps, newest_step
+from training.run.folder import CHECKPOINTS, PLAN, checkpoint_folder, checkpoint_steps, newest_step
 from training.text.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -211,7 +211,7 @@ def take_undamaged(names: list[str], best: str, take: Callable[[int], None]) -> 
 
 def planned_base_model(run: Path) -> str | None:
     """The base model's hash a run was started with."""
-    path = run / "plan.json"
+    path = run / PLAN
     try:
         plan: dict[str, Any] = bounded_json(path.read_text(encoding="utf-8"))
         return plan.get("base_model_hash")

@@ -35,6 +35,7 @@ REMOTE_RUNS = DATA_DISK / "runs"
 LOCAL_RUNS = Path("runs")
 """Where they are fetched to, and where `--here` runs live."""
 
+RECIPE, PLAN = "recipe.toml", "plan.json"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
 LAUNCH = "launch.json"

@@ -27,7 +27,7 @@ from training.laptop.head_node import Head
 from training.laptop.open_cluster import Session
 from training.laptop.runs import GENERATE
 from training.run.evaluations import SENT, SPLIT, file_of, measured_on, scored, trained_on
-from training.run.folder import RESULT
+from training.run.folder import PLAN, RESULT
 from training.run.launch import Launch, LaunchError
 from training.text.catalogue import EMPTY_ANSWER, ENGLISH
 from training.text.counts import many, size_text
@@ -168,7 +168,7 @@ def _prepare_generation(
     plan = {"run_id": run_id, "cluster": cluster.name, "of": about.run_id, "step": about.step}
     request = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
     request["template_args"] = about.template_args
-    files = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(request) + "\n"}
+    files = {PLAN: json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(request) + "\n"}
     new_run.upload_new_run(head, launch, files)
     return launch
 

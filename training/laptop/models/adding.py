@@ -29,7 +29,7 @@ from training.laptop.hub import (
     spare_pad,
     template_of,
 )
-from training.models.derive import Source, new_recipe, uncounted
+from training.models.derive import Source, new_recipe
 from training.models.folder import own_name, shape_of
 from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.models.names import (
@@ -178,15 +178,12 @@ def derived(repo: str) -> Derived:
         return Derived(model, shape)
 
 
-def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
-    """The recipe of a model of the Hub that none is shipped for, with `overrides`; nothing is written. Raises
-    RecipeError and PlanError."""
-    return parse_recipe(derived(repo).recipe(), overrides, f"recipe of {repo}")
-
-
-def uncounted_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
-    """What a look at data needs of `hub_recipe`, which takes no counting. Raises RecipeError."""
-    return parse_recipe(uncounted(looked_up(repo).source), overrides, f"recipe of {repo}")
+def hub_recipe(repo: str, overrides: Mapping[str, str], count: bool = True) -> Recipe:
+    """The recipe of a model of the Hub that none is shipped for, with `overrides`; nothing is written. Without `count`
+    for a look at data alone, without torch. Raises RecipeError and PlanError."""
+    source = looked_up(repo).source
+    text = derived(repo).recipe() if count else new_recipe(source.name, source, None)
+    return parse_recipe(text, overrides, f"recipe of {repo}")
 
 
 def shipped_name(model: str) -> str | None:

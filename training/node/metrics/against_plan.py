@@ -17,7 +17,7 @@ from typing import Any
 
 from training.plan.calibration import MeasuredRun, PaceWatch, measure, measured_text
 from training.run.events import EVENTS, Resumed, parse_rows
-from training.run.folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
+from training.run.folder import LAUNCH, MEASURED, METRICS, PLAN, RECIPE, parse_metrics, write_atomically
 from training.run.launch import parse_launch
 
 PLAIN = {"goal": "sft", "base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
@@ -31,8 +31,8 @@ def measured(run: Path, now: float) -> MeasuredRun | None:
     steps."""
     try:
         launch = parse_launch((run / LAUNCH).read_text(encoding="utf-8"))
-        predicted = json.loads((run / "plan.json").read_text(encoding="utf-8"))["predicted"]
-        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        predicted = json.loads((run / PLAN).read_text(encoding="utf-8"))["predicted"]
+        recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
         kind = {key: recipe[key] for key in ("strategy", "dtype", "tuning")}
         rows, _, _ = parse_metrics((run / METRICS).read_bytes())
     except (OSError, ValueError, KeyError, TypeError):
@@ -60,8 +60,8 @@ def pace_watch(run: Path) -> PaceWatch:
     slows it on purpose."""
     try:
         launch = parse_launch((run / LAUNCH).read_text(encoding="utf-8"))
-        predicted = json.loads((run / "plan.json").read_text(encoding="utf-8"))["predicted"]
-        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        predicted = json.loads((run / PLAN).read_text(encoding="utf-8"))["predicted"]
+        recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
         alike = all(recipe.get(key, PLAIN[key]) == PLAIN[key] for key in ("sync_every", "batching"))
         planned = float(predicted["step_s"]) if alike and predicted["ranks"] == launch.world_size else None
     except (OSError, ValueError, KeyError, TypeError):

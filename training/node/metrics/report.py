@@ -36,6 +36,7 @@ from training.run.folder import (
     LAUNCH,
     LOCAL_RUNS,
     METRICS,
+    PLAN,
     REPORT,
     REPORT_FACTS,
     STATUS,
@@ -102,7 +103,7 @@ def _facts(run: Path) -> Row:
 
 def content(run: Path, now: float, status: Row | None = None, facts: Row | None = None) -> dict[str, Any]:
     """All the page shows, read from the run folder; what is missing there is left out or said to be."""
-    plan, launch = object_in(run / "plan.json"), object_in(run / LAUNCH)
+    plan, launch = object_in(run / PLAN), object_in(run / LAUNCH)
     say = Words(str(launch.get("language") or "en"))
     status = status or object_in(run / STATUS)
     rows = _rows(run / METRICS)
