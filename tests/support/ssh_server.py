@@ -3,6 +3,7 @@ client's size, ports are forwarded, files come and go over sftp, and it can fall
 
 import os
 import pty
+import signal
 import socket
 import subprocess
 import termios
@@ -52,7 +53,9 @@ class _Door(paramiko.ServerInterface):
     def _serve(self, channel, command):
         pipe = subprocess.PIPE
         line = f"{self.server.bashrc}\n{command.decode()}"
-        with subprocess.Popen(line, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+        with subprocess.Popen(
+            line, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+        ) as process:
             self.server.programs.append(process)
             in_background(lambda: pump(channel.recv, process.stdin.write, process.stdin.close))
             errors = in_background(lambda: pump(process.stderr.read, channel.sendall_stderr))
@@ -61,7 +64,7 @@ class _Door(paramiko.ServerInterface):
             errors.join()
             process.stderr.close()
             with suppress(OSError, EOFError):  # the client has gone
-                channel.send_exit_status(process.wait())
+                channel.send_exit_status(process.wait() & 0xFF)  # a program that a signal ended has a negative one
                 channel.close()
 
     def check_channel_pty_request(self, channel, term, width, height, *_):
@@ -81,7 +84,9 @@ class _Door(paramiko.ServerInterface):
 
     def _serve_terminal(self, channel, ours, its):
         argv = ["setsid", "--ctty", "--wait", "sh"]
-        with subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, env={**os.environ, "PS1": "$ "}) as process:
+        with subprocess.Popen(
+            argv, stdin=its, stdout=its, stderr=its, env={**os.environ, "PS1": "$ "}, start_new_session=True
+        ) as process:
             self.server.programs.append(process)
             os.close(its)
             in_background(lambda: pump(channel.recv, lambda data: os.write(ours, data)))
@@ -188,6 +193,9 @@ class SshServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        for program in self.programs:
+            if program.poll() is None:
+                os.killpg(program.pid, signal.SIGKILL)
 
 
 def key_pair(path, passphrase=""):
