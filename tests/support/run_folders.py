@@ -1,6 +1,9 @@
 """Folders of runs, as a head or a fetch has them."""
 
 import json
+import subprocess
+import sys
+from contextlib import contextmanager
 
 from training.run.folder import CLAIM, LAUNCH, METRICS, STATUS, Status, begun, status_text
 
@@ -23,3 +26,17 @@ def make_run(folder, run_id, *, state="finished", steps=(), claim="mine", run_di
     if best:
         (run / "checkpoints" / "best").write_text(best)
     return run
+
+
+@contextmanager
+def going_on(folder, run_id):
+    """Inside, a run of that id is going on there: its supervisor is a program that waits. Gives that."""
+    run = make_run(folder, run_id, state="running", run_dir=str(folder / run_id))
+    name = ["-m", "training.node.supervision.supervise", "--run", str(run)]
+    supervisor = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *name])
+    try:
+        (run / STATUS).write_text(json.dumps({"run_id": run_id, "state": "running", "supervisor_pid": supervisor.pid}))
+        yield supervisor
+    finally:
+        supervisor.kill()
+        supervisor.wait()

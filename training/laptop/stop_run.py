@@ -15,13 +15,15 @@ from training.text.files import bounded_json
 
 
 def stop(cluster: Session, run_id: str | None) -> None:
-    """End the run asked for, else the newest. Raises RunFailed where a process of it is left on a node."""
+    """End the run asked for, else the one that is going on, else look after the newest. Raises RunFailed where a
+    process of it is left on a node."""
     head = cluster.head
+    run_id = run_id or next((seen.run_id for seen in runs.all_runs(head) if seen.active), None)
     run_id = runs.find(head, run_id)
     seen = runs.look(head, run_id)
     if not seen.over:
         ask_to_stop(head, run_id)
-        print(f"{run_id} is asked to save and to leave")
+        print(f"{run_id} is asked to save and stop")
         seen = attach.attach(head, run_id) or seen
     # a run whose supervisor is gone has nobody else to end its ranks
     code = str(SOURCE.parent) if head.here else ""

@@ -283,7 +283,10 @@ def status(c: Context, here: bool = False) -> None:
             status_of.show(cluster)
 
 
-@task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
+@task(
+    auto_shortflags=False,
+    help={"run": "run id; default: the run that is going on, else the newest", "here": HERE_RUNS_HELP},
+)
 def stop(c: Context, run: str = "", here: bool = False) -> None:
     """Stop a run: it saves a checkpoint, and all its processes end."""
     with sentences(), open_cluster.open_cluster(here) as cluster:

@@ -166,7 +166,7 @@ def number_type(it: Situation) -> Check:
 
 def rates(it: Situation) -> Check:
     """Whose word the estimate of time goes by."""
-    computing = f"computing from {it.flops_from}" if it.flops_from else "computing not known"
+    computing = f"computing: {it.flops_from}" if it.flops_from else "computing not known"
     link = it.facts.bytes_per_s
     network = (
         f"network {plain(link / 1e9)} GB/s from {it.facts.link_from}"
@@ -182,7 +182,7 @@ def duration(it: Situation) -> Check:
     if minutes is None or pace.step_s is None:
         unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
-    value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
+    value = f"about {minutes:.0f} min, {pace.step_s:{'.1f' if pace.step_s >= 0.05 else '.1g'}} s a step"
     faster = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
         lighter = faster or cost_of(it.recipe).LIGHTER

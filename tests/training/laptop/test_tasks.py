@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from inventory.nodes import Node
 from inventory.settings import Network, Settings
 from tests.support import programs
 from tests.support.checkpoints import with_checkpoint
+from tests.support.run_folders import going_on
 from tests.support.waiting import until
 from training.laptop import attach, open_cluster
 from training.laptop.head_node import HereHead
@@ -275,6 +277,14 @@ def test_a_stop_says_how_a_run_goes_on_that_did_not_finish(tmp_path: Path, state
     saved = f"saved at step 4; go on: fab train --resume {RUN} --here"
     unsaved = "it ended before its first checkpoint: start anew with fab train"
     assert way == ([] if state == "finished" else [saved if step else unsaved])
+
+
+def test_a_stop_ends_what_is_going_on_though_a_newer_run_is_there(tmp_path: Path):
+    make_run(tmp_path, state="finished")
+    with going_on(tmp_path / "runs", "prove-20250101-000000") as supervisor:
+        done = fab(tmp_path, "stop", "--here")
+        assert supervisor.wait(60) == -signal.SIGTERM
+    assert "prove-20250101-000000" in done.stdout
 
 
 def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.heads import cluster_of
+from tests.support.run_folders import going_on
 from training.cost.cards import has_kernels
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
@@ -320,6 +323,23 @@ def test_ctrl_c_keeps_what_is_there(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         conduct.prove(place, "", False, lambda _: None)
     assert kept(place)[-1] == ("SIGKILL of a rank", "pass")
+
+
+def test_ctrl_c_ends_the_run_that_was_started_and_no_other(tmp_path, monkeypatch):
+    place = cluster_of(HereHead(tmp_path))
+    with going_on(tmp_path, "tiny-20260101-000000") as other, ExitStack() as started:
+
+        def proof(*_):
+            programs.append(started.enter_context(going_on(tmp_path, RUN)))
+            raise KeyboardInterrupt
+
+        programs: list[subprocess.Popen] = []
+        monkeypatch.setattr(conduct, "_proof", proof)
+        monkeypatch.setattr(conduct, "here_base_model", lambda *_: None)
+        monkeypatch.setattr(conduct.new_run, "refuse_second", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            conduct.prove(place, "", False, lambda _: None)
+        assert programs[0].wait(60) == -signal.SIGTERM and other.poll() is None
 
 
 def _breaks_as_a_drill(self):

@@ -173,7 +173,7 @@ def test_the_plans_table_says_whose_word_it_goes_by(facts: Facts):
         plan = make_plan(load_recipe("qwen2.5-14b"), facts)
         return next(check.value for check in plan.checks if check.name == "rates")
 
-    assert "computing from the table of cards" in row(replace(facts, link_from="check-1"))
+    assert "computing: the table of cards" in row(replace(facts, link_from="check-1"))
     measured = row(replace(facts, link_from="prove-1", calibration=MADE))
     assert "measured by prove-20260101-000000" in measured and "from prove-1" in measured
 

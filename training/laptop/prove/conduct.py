@@ -9,6 +9,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any
 from training.cost.memory import GIB, with_reserve
 from training.cost.shape import PlanError
 from training.data.sample import DataError
-from training.laptop import new_run, rental, runs, start_run
+from training.laptop import new_run, rental, runs, start_run, stop_run
 from training.laptop.base_model import BUILT_IN, here_base_model
+from training.laptop.head_node import Head
 from training.laptop.open_cluster import Session
 from training.laptop.prove.drills import Drill, named, silently
 from training.models import tiny
@@ -71,6 +73,25 @@ def prove(
     cluster = replace(cluster, extends_rental=False)
     if cluster.head.here:  # the drills want it, and it is made once
         here_base_model(load_recipe("tiny"), cluster.launch("prove-20260101-000000", ""))
+    with _stopped_on_interrupt(cluster.head, say):
+        return _proof(cluster, model, quick, say)
+
+
+@contextmanager
+def _stopped_on_interrupt(head: Head, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, Ctrl-C ends what was started: nobody waits for what it would find."""
+    before = {seen.run_id for seen in runs.all_runs(head)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        for seen in runs.all_runs(head):
+            if seen.active and seen.run_id not in before:
+                stop_run.ask_to_stop(head, seen.run_id)
+                say(f"{seen.run_id} is asked to stop")
+        raise
+
+
+def _proof(cluster: Session, model: str, quick: bool, say: Callable[[str], None]) -> Proof:
     say("devices, network and strategies on all ranks, in one start")
     launch = _start(cluster, WALK, {"asked.json": json.dumps({"quick": quick}) + "\n"})
     result, outcomes = _results_of(cluster, launch)
