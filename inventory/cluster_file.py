@@ -1,4 +1,5 @@
-"""Values written into cluster.toml by a command, everything else in it left as it is, comments too."""
+"""Values written into cluster.toml by a command. Everything else in it stays, also comments, except those inside a list
+that is replaced."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Table
 
 from inventory.settings import SettingsError, settings_in
 from training.text.problems import EncodingError, text_of
@@ -34,7 +36,12 @@ def set_values(path: Path, table: str, values: Mapping[str, Value]) -> tuple[str
     changed = tuple(_differences(file.unwrap().get(table, {}), plain))
     if not changed:
         return ()
-    file.setdefault(table, tomlkit.table()).update(plain)
+    section = file.setdefault(table, tomlkit.table())
+    for key, value in plain.items():
+        if key in section or not isinstance(section, Table):
+            section[key] = value
+        else:
+            _insert(section, key, value)
     settings_in(new := tomlkit.dumps(file), path)
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -44,6 +51,23 @@ def set_values(path: Path, table: str, values: Mapping[str, Value]) -> tuple[str
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from None
     return changed
+
+
+def _insert(section: Table, key: str, value: int | str | list[str]) -> None:
+    """A new key: below the comment `# key = ...` where there is one, else behind the last key. What stands at a table's
+    end may be the heading of the next one."""
+    body = section.value.body
+    commented = [i for i, (_, item) in enumerate(body) if item.as_string().startswith(f"# {key} =")]
+    keys = [i for i, (name, _) in enumerate(body) if name is not None]
+    place = (commented or keys or [-1])[-1] + 1
+    after = body[place:]
+    for name, _ in after:
+        if name is not None:
+            section.remove(name)
+    del body[place:]
+    section.append(key, value)
+    for name, item in after:
+        section.append(name, item)
 
 
 def _differences(existing: Mapping[str, object], values: Mapping[str, object]) -> Iterator[str]:

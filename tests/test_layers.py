@@ -147,6 +147,12 @@ def fits(at, where):
     return any(fnmatch(at, pattern) for pattern in where)
 
 
+def test_each_module_has_a_row():
+    assert [
+        at for at in SOURCES if not at.endswith("__init__.py") and not any(fits(at, row.where) for row in MAY)
+    ] == []
+
+
 def not_allowed(row, sources):
     """What the files for which this row of MAY holds import and may not."""
     for at, tree in sources.items():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inventory.localcloud.commands import LocalCloudError, attempt
+from inventory.localcloud.inside import roots
 
 PACKAGE_OF_PROGRAM = {
     "systemd-nspawn": "systemd-container",
@@ -64,8 +65,6 @@ def install_command(programs: Collection[str]) -> str:
 
 def probe() -> Machine:
     """Look at this machine."""
-    from inventory.localcloud.inside import roots
-
     is_root = os.geteuid() == 0
     if is_root and shutil.which("modprobe"):
         attempt("modprobe", "--all", "--quiet", "overlay", "loop")

@@ -60,7 +60,7 @@ def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
 
 
 def month_line(spent: cost.Spent, currency: str) -> str:
-    """All that counts for this month's budget; the amounts add up to what `budgets.left` takes from it."""
+    """All that counts for this month's budget; the amounts add up to what `cost.budget_left` takes from it."""
     beside = ", ".join(money(total, name) for name, total in spent.others.items())
     more = f"; in other currencies, not included: {beside}" if beside else ""
     if not spent.committed:

@@ -245,8 +245,8 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
     except RentError as error:
         raise RentError(f"{pinned} {error}".strip()) from None
     head = min([*plan.numbers, *(k for i in plan.there if (k := members.number(i)))])
-    elsewhere = [d for d in waiting.values() if d.zone_id != home]
-    notes += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in elsewhere)
+    other_zones = [d for d in waiting.values() if d.zone_id != home]
+    notes += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in other_zones)
     return (
         replace(
             plan,

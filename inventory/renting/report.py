@@ -98,7 +98,7 @@ def display(*what: Any) -> None:
 
 
 def up_table(plan: UpPlan) -> Any:
-    """What would be ordered, where, at which price, until when; for `show` or any rich console."""
+    """What would be ordered, where, at which price, until when; for `display` or any rich console."""
     return Group(*(Text(each) if isinstance(each, str) else each for each in _up(plan)))
 
 

@@ -29,6 +29,12 @@ def test_the_shipped_file_gets_types_and_nodes_and_keeps_every_comment(shipped):
     assert (own.types, own.nodes) == (("ecs.gn7e-c16g1.4xlarge",), 1)
     assert set(before.splitlines()) - set(after.splitlines()) == {"nodes = 4"}
     assert set(after.splitlines()) - set(before.splitlines()) == {"nodes = 1", 'types = ["ecs.gn7e-c16g1.4xlarge"]'}
+    lines = after.splitlines()
+    place = lines.index('types = ["ecs.gn7e-c16g1.4xlarge"]')
+    assert lines[place - 1].startswith("# types = "), "it stands below the comment that explains it"
+    assert [line for line in lines if "types = [" not in line] == [
+        "nodes = 1" if line == "nodes = 4" else line for line in before.splitlines() if "types = [" not in line
+    ]
 
 
 def test_writing_the_same_again_changes_nothing_not_even_the_file(shipped):
@@ -44,6 +50,11 @@ def test_writing_the_same_again_changes_nothing_not_even_the_file(shipped):
         ("[aliyun]\nnodes = 4  # one\nhours = 2\n", "[aliyun]\nnodes = 12  # one\nhours = 2\n"),
         ("[aliyun]\nhours = 2\n\n[models]\nnames = []\n", "[aliyun]\nhours = 2\nnodes = 12\n\n[models]\nnames = []\n"),
         ('name = "a"\n[models]\nnames = ["tiny"]', 'name = "a"\n[models]\nnames = ["tiny"]\n[aliyun]\nnodes = 12\n'),
+        (
+            "[aliyun]\nhours = 2  # how long\n\n# --- models ---\n[models]\nnames = []\n",
+            "[aliyun]\nhours = 2  # how long\nnodes = 12\n\n# --- models ---\n[models]\nnames = []\n",
+        ),
+        ("[aliyun]\n# none yet\n[ssh]\n", "[aliyun]\nnodes = 12\n# none yet\n[ssh]\n"),
         ("aliyun = {nodes = 4}\n", "aliyun = {nodes = 12}\n"),
         ("aliyun.nodes = 4\n", "aliyun.nodes = 12\n"),
     ],

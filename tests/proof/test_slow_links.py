@@ -1,6 +1,6 @@
 """What a slow network asks of replicas: gradients in half the bytes, and steps that each takes by itself.
 
-Real ranks over gloo, as in test_training_strategies, whose probe trains the cases.
+Real ranks over gloo.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from tests.training.node.test_engine import EXACT as STEP_BY_STEP  # noqa: E402
 from tests.training.node.test_engine import _finish, _metrics, _new_run, _of, _start, _train  # noqa: E402
 from tests.training.node.test_strategies import _group  # noqa: E402
 from tests.training.plan.test_checks import facts as plan_facts  # noqa: E402
-from training.cost.cards import Rates  # noqa: E402
-from training.cost.pace import pace  # noqa: E402
 from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES, cost_of  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.checkpoint import CheckpointError, TrainerState, read_tensors, refuse_other  # noqa: E402
-from training.plan import notes  # noqa: E402
 from training.plan.predict import make_plan  # noqa: E402
 from training.recipe.reading import with_changes  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
@@ -192,35 +189,6 @@ def test_a_checkpoint_goes_on_with_as_many_steps_between_meetings(tmp_path):
     assert refuse_other(tmp_path, state, recipe.compute_keys(), "base", "data") == []
     with pytest.raises(CheckpointError, match="sync_every was 1 and is 5"):
         refuse_other(tmp_path, state, with_changes(recipe, sync_every=5).compute_keys(), "base", "data")
-
-
-def test_a_network_below_half_a_gigabit_gets_advice_and_a_faster_one_none():
-    shape, recipe = known_shape("Qwen/Qwen2.5-7B-Instruct"), load_recipe("qwen2.5-7b", {"strategy": "zero0"})
-
-    def said(of, bytes_per_s, ranks=4):
-        return notes.slow_link_note(of, shape, ranks, 4096, Rates(40e12, bytes_per_s))
-
-    def step_s(**changes):
-        return pace(shape, with_changes(recipe, **changes), 4, 4096, Rates(40e12, 10e6)).step_s
-
-    assert said(recipe, 10e6) == (
-        f"on so slow a network {step_s(gradient_sum='bf16'):.1f} s a step with --set gradient_sum=bf16 or "
-        f"{step_s(sync_every=10):.1f} s a step with --set sync_every=10: docs/choosing.md"
-    )
-    assert step_s(sync_every=10) < step_s(gradient_sum="bf16") < step_s()
-    assert said(recipe, 62.5e6) == "" != said(recipe, 62.4e6)
-    assert said(recipe, 10e6, ranks=1) == said(with_changes(recipe, sync_every=5), 10e6) == ""
-    assert said(with_changes(recipe, strategy="zero3"), 10e6) == "", "there the weights cross too"
-
-
-def test_the_plan_of_a_run_says_so_beside_its_time():
-    said = {"strategy": "zero0", "micro_batch": "1", "gradient_checkpointing": "false"}
-    recipe = load_recipe("qwen2.5-0.5b", said)
-    slow = make_plan(recipe, replace(plan_facts(), bytes_per_s=40e6))
-    (row,) = [check for check in slow.checks if check.name == "time"]
-    assert row.severity == "warning" and "sync_every=10" in row.cure
-    assert slow.recipe == recipe, "said, never taken"
-    assert "sync_every" not in "".join(check.sentence for check in make_plan(recipe, plan_facts()).checks)
 
 
 def test_auto_takes_the_strategy_that_can_do_what_the_recipe_asks_of_the_network():

@@ -36,6 +36,7 @@ from training.run.folder import (
     CLAIM,
     FETCHED,
     HANG,
+    LAUNCH,
     MEASURED,
     MERGED,
     MODEL_RECORD,
@@ -60,7 +61,7 @@ TRIES, RETRY_AFTER_S = 3, 2.0
 SINGLE_FILES = (
     RECIPE,
     PLAN,
-    "launch.json",
+    LAUNCH,
     MODEL_RECORD,
     MODEL_SUMS,
     "metrics.jsonl",

@@ -30,7 +30,7 @@ from training.laptop.starting import (
     under_way,
 )
 from training.run import notices as reclaim
-from training.run.folder import PLAN
+from training.run.folder import LAUNCH, PLAN
 from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
 from training.run.notices import RECORD, DiskRecord, parse_record
 from training.text.files import figure_in
@@ -129,7 +129,7 @@ def code_files(source: Path = SOURCE) -> dict[str, Path]:
 def launch_files(launch: Launch) -> dict[str, str]:
     """How the run is started; written anew by a resume, which may have other nodes."""
     return {
-        "launch.json": launch_text(launch),
+        LAUNCH: launch_text(launch),
         "hostfile": hostfile(launch.hosts),
         ".deepspeed_env": deepspeed_env(launch.env),
     }

@@ -118,7 +118,8 @@ def _in_numbers(choices: Choices) -> Iterator[str]:
         fewer, more = pair
         yield (
             f"{words(more)} {'are cheaper' if priced else 'take fewer machine-hours'} than {fewer.offered.nodes} of "
-            "them, because so few are too small for this model; apart from that, more machines save time, not {expense}"
+            "them, because so few are too small for this model; apart from that, more machines save time, "
+            f"not {expense}"
         )
     elif any(way.offered.nodes > 1 for way in choices.ways):
         yield f"more machines of one type save time, never {expense}"

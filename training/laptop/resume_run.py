@@ -173,7 +173,7 @@ def prepare_again(head: Head, launch: Launch, backup: str) -> None:
     except BaseException:
         run = shlex.quote(launch.run_dir)
         with contextlib.suppress(HeadError):  # the reason is being raised already
-            head.shell(f"mv {run}/{backup} {run}/recipe.toml")
+            head.shell(f"mv {run}/{backup} {run}/{RECIPE}")
         raise
 
 

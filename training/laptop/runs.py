@@ -20,7 +20,9 @@ from training.run.folder import (
     CHECKPOINTS,
     LAUNCH,
     LAUNCHER_LOG,
+    PLAN,
     PROVE,
+    RECIPE,
     checkpoint_steps,
     is_run_id,
     newest_step,
@@ -47,7 +49,7 @@ def predicted(head: Head, run_id: str) -> dict[str, Any]:
 
 def plan_of(head: Head, run_id: str) -> dict[str, Any]:
     """A run's plan.json; empty where there is none. Raises LaunchError where it is cut."""
-    text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
+    text = head.shell(f"cat {_quoted(head, run_id)}/{PLAN} 2>/dev/null; true")
     try:
         plan = bounded_json(text or "{}")
     except ValueError as error:
@@ -186,7 +188,7 @@ def trusted_launch(launch: Launch, head: Head, run_id: str) -> Launch:
 
 def recipe_text(head: Head, run_id: str) -> str:
     """The recipe a run goes by, as TOML."""
-    return head.shell(f"cat {_quoted(head, run_id)}/recipe.toml")
+    return head.shell(f"cat {_quoted(head, run_id)}/{RECIPE}")
 
 
 def rank_log_command(launch: Launch, rank: int) -> str:

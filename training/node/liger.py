@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from training.data.sample import IGNORED
+from training.node.cross_entropy import own_cross_entropy
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(tokens, width) hidden states, (vocabulary, width) weight, targets -> fp32 [loss sum, correct predictions]."""
@@ -89,8 +90,6 @@ def agreement(
     width: int, vocabulary: int, dtype: torch.dtype, device: torch.device | str, rows: int = ROWS
 ) -> Agreement:
     """On random numbers of this shape. RuntimeError where Liger is not there."""
-    from training.node.cross_entropy import own_cross_entropy
-
     theirs = _loss()
     if theirs is None:
         raise RuntimeError("liger-kernel is not installed")

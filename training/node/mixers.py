@@ -3,7 +3,7 @@ is called once a sample, so that no sample reads the one before it.
 
 It is exact, and needs no kernel. transformers' own arguments for this (cu_seq_lens_q, seq_idx) need compiled packages,
 and some models leave them out without a word (read and tried in 5.23): they are passed, and a row is computed at once,
-where `mixer_kernels` saw that this keeps samples apart.
+where `kernels.choose_mixers` saw that this keeps samples apart.
 """
 
 from __future__ import annotations

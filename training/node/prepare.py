@@ -28,7 +28,7 @@ from training.models.folder import read_config, shape_of
 from training.node import attached
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, RecipeError
-from training.run.folder import RECIPE
+from training.run.folder import LAUNCH, RECIPE
 from training.text.files import drop_unused, mark_used
 from training.text.problems import FINISHED, AdapterError
 
@@ -99,7 +99,7 @@ def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[st
 def models_folder(run: Path) -> Path:
     """Where base models lie, as the launch says; beside the runs where nothing does."""
     try:
-        launch = json.loads((run / "launch.json").read_text(encoding="utf-8"))
+        launch = json.loads((run / LAUNCH).read_text(encoding="utf-8"))
     except FileNotFoundError:
         launch = {}
     return Path(launch.get("models") or run.parent.parent / "models")

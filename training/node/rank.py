@@ -23,6 +23,7 @@ from training.node.heartbeat import LIMIT_S, Heartbeat, HeartbeatPlace
 from training.run import causes
 from training.run.causes import CauseKind
 from training.run.events import Failed, emit
+from training.run.folder import LAUNCH
 from training.run.launch import MASTER_PORTS
 from training.text.problems import FAILED, PEER_LOST
 
@@ -51,7 +52,7 @@ class Rank:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        launch = run / "launch.json"
+        launch = run / LAUNCH
         self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
         self.place = place_of(os.environ)
         limit_s = PATIENCE_S if debugged(self.launch) else LIMIT_S

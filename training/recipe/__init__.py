@@ -1,1 +1,1 @@
-"""What to train: the recipe, its tables, and recipes derived from a model of known shape. Pure."""
+"""What to train: the recipe, its tables, and the rules that its keys obey. Pure."""

@@ -392,6 +392,9 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     said = capsys.readouterr().out
     assert "4 x listed" in said and "more machines of one type save time, never money" in said
     assert "CNY a million tokens" in said and "reclaimed" not in said
+    monkeypatch.setattr(rent_view, "cheaper_in_numbers", lambda ways: (ways[0], ways[-1]))
+    rent_view.print_choices(choices)
+    assert "not money" in capsys.readouterr().out
     with pytest.raises(PlanError, match=r"--take cheapest: the machines are listed, there is nothing to rent$"):
         rent_options.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):

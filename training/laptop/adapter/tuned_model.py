@@ -22,7 +22,7 @@ from training.laptop.new_run import code_files, pack
 from training.laptop.open_cluster import Session
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError
-from training.run.folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
+from training.run.folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, RECIPE, checkpoint_folder, checkpoint_steps
 from training.run.launch import RUN_VARIABLE, Launch
 from training.text.counts import size_text
 from training.text.files import BEST, SUMS, parse_sums, sha256_of
@@ -89,7 +89,7 @@ def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> T
     model_dir = str(plan.get("model_dir", ""))
     if not model_dir or Path(model_dir).name != model_dir:
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
-    recipe = tomllib.loads(head.shell(f"cat {folder}/recipe.toml 2>/dev/null; true"))
+    recipe = tomllib.loads(head.shell(f"cat {folder}/{RECIPE} 2>/dev/null; true"))
     base_model.refuse_gone(head, launch, model_dir, str(recipe.get("base_model", "")), cluster.models)
     packing, args = packing_bytes(plan.get("predicted", {})), recipe.get("template_args", {})
     return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args, whole)
@@ -191,7 +191,7 @@ def start(
 
 def max_length(head: Head, about: TunedModel) -> int:
     """Tokens the run kept of a record."""
-    text = head.shell(f"cat {shlex.quote(about.launch.run_dir)}/recipe.toml")
+    text = head.shell(f"cat {shlex.quote(about.launch.run_dir)}/{RECIPE}")
     return int(tomllib.loads(text)["max_length"])
 
 

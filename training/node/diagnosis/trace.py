@@ -58,7 +58,7 @@ def shift_us(clock: Clock, reference: Clock) -> float:
     """What to add to a rank's times so that they fit another's.
 
     In each collective both ranks must have begun before either ends. Where the nodes' clocks agree with that they
-    are trusted_launch; else the middle of what the collectives allow is taken. 0 where they contradict each other.
+    are believed; else the middle of what the collectives allow is taken. 0 where they contradict each other.
     """
     apart_us = (clock.base_ns - reference.base_ns) / 1000
     low, high = float("-inf"), float("inf")

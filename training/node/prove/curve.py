@@ -32,6 +32,7 @@ from training.data.sample import IGNORED, Sample
 from training.models.names import load_recipe
 from training.node import rng
 from training.node.strategies.registry import build
+from training.node.strategies.zero import init_process_group
 from training.recipe.recipe import Recipe
 
 STORED = Path(__file__).with_name("curve.json")
@@ -137,8 +138,6 @@ def walk(recipe: Recipe, model_dir: Path) -> Curve:
 
 def main(argv: Sequence[str] | None = None) -> int:
     all_imported()
-    from training.node.strategies.zero import init_process_group
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, required=True)
     target = parser.parse_args(argv).write
