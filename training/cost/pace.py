@@ -1,5 +1,5 @@
 """How long a run takes, what it writes and what it costs: FLOPs, bytes on the wire, seconds, checkpoints, money. Pure.
-What a strategy adds: zero.py, pipeline.py.
+The formulas of a step are each strategy's `timing` in zero.py and pipeline.py; its memory is in memory.py.
 
 Computed, not measured: within a quarter for a run that computes, within two fifths for ZeRO-3 over TCP.
 """

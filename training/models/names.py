@@ -1,5 +1,9 @@
 """What `--model` and [models] names say: a recipe, by its name, a short name or its model's id; or a model of the Hub
-that has no recipe, by its id; or a folder of the user's."""
+that has no recipe, by its id; or a folder of the user's.
+
+A recipe that is there is read by `load_recipe`. For a folder or another model of the Hub one is derived (derive.py):
+`folder_recipe` in training/laptop/folder_model.py, `hub_recipe` in training/laptop/models/adding.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Recipes: what to train, typed and checked before anything is rented.
 
 A shipped model's recipe is derived from its row in training/models.toml; a TOML file in training/recipes/ is one too.
-`fab train --model NAME --set lora.rank=32` overrides its keys.
+`fab train --model NAME --set lora.rank=32` overrides its keys. The rules of a key stand at it, here and in tables.py;
+those between keys in `_fits_together`; what a strategy asks of the other keys in strategy_rules.py; what a model's
+layers ask in `misfit` in training/cost.
 """
 
 from __future__ import annotations
