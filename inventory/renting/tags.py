@@ -108,7 +108,7 @@ class StateFiles:
     @staticmethod
     def clusters() -> list[str]:
         """The names of all clusters that were rented from here."""
-        return sorted(each.parent.name for each in (clusters_folder()).glob("*/ledger.jsonl"))
+        return sorted(each.parent.name for each in clusters_folder().glob("*/ledger.jsonl"))
 
     @property
     def known_hosts(self) -> Path:

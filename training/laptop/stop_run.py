@@ -15,11 +15,11 @@ from training.text.files import bounded_json
 
 
 def stop(cluster: Session, run_id: str | None) -> None:
-    """End the run asked for, else the one that is going on, else look after the newest. Raises RunFailed where a
-    process of it is left on a node."""
+    """End a run: the one asked for, else the one that is going on, else the newest. Raises RunFailed where a process of
+    it is left on a node."""
     head = cluster.head
-    run_id = run_id or next((seen.run_id for seen in runs.all_runs(head) if seen.active), None)
-    run_id = runs.find(head, run_id)
+    active = None if run_id else next((seen.run_id for seen in runs.all_runs(head) if seen.active), None)
+    run_id = active or runs.find(head, run_id)
     seen = runs.look(head, run_id)
     if not seen.over:
         ask_to_stop(head, run_id)
