@@ -381,18 +381,19 @@ def test_reading_ahead_reads_every_byte_in_the_order_asked(node, tmp_path):
 
 
 def test_a_program_ends_when_whoever_asked_has_gone(node, tmp_path):
-    never = tmp_path / f"gone{os.getpid()}"
-    with never.open("wb") as file:
+    folder = tmp_path / f"gone{os.getpid()}"
+    folder.mkdir()
+    with (folder / "never").open("wb") as file:
         file.truncate(1 << 40)  # of holes: takes no room, and minutes to read
-    question = {"groups": [("files", [str(never)])], "readers": 1}
+    question = {"groups": [("files", [str(folder)])], "readers": 1}
 
     def running():
         told = subprocess.run(["pgrep", "-f", f"gone{os.getpid()}"], capture_output=True, text=True, check=False)
         return [pid for pid in told.stdout.split() if int(pid) != os.getpid()]
 
     with node_program.started(node, node_disks.program("read_ahead.py"), question) as program:
-        next(program.messages())
-        until(running, "the program")
+        assert next(program.messages())["total"] == 1 << 40
+        assert running()
     until(lambda: not running(), "the end of the program")
 
 
