@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
 from inventory.command_line import ask, sentences, yes_command
+from inventory.shown import print_json
 from training.text.deferred import deferred
 
 with deferred():
@@ -42,10 +41,10 @@ def doctor(c: Any, json: bool = False) -> None:
     cluster = _cluster()
     with sentences():
         for line in report.elsewhere_lines(cluster.settings):
-            print(line, file=sys.stderr if json else sys.stdout)
+            print(line)
     findings = examination.examine(survey.survey(cluster, _models(cluster)))
     if json:
-        print(dumps([asdict(finding) for finding in findings], indent=1))
+        print_json([asdict(finding) for finding in findings])
     else:
         examination.print_findings(findings, terminal.console())
     if code := examination.EXIT_CODES[examination.worst(findings)]:

@@ -10,7 +10,7 @@ import select
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from enum import Enum, auto
 from types import TracebackType
@@ -20,7 +20,7 @@ from invoke import Argument, Collection, Exit, ParseError, Task
 from invoke.parser.context import to_flag
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
-from inventory.shown import show_plainly
+from inventory.shown import only_json_on_stdout, show_plainly
 
 WORDS = {int: "a whole number", float: "a number"}
 
@@ -249,7 +249,8 @@ class _Task(Task):
         show_plainly()
         if args[0].config.run.dry:
             raise Exit(f"fab {self.name} has no --dry; nothing was done", code=USER_MISTAKE)
-        return super().__call__(*args, **kwargs)
+        with only_json_on_stdout() if kwargs.get("json") else nullcontext():
+            return super().__call__(*args, **kwargs)
 
 
 def refuse_malformed_flags(namespace: Collection) -> None:

@@ -6,11 +6,17 @@ clipboard. Tables: inventory/terminal.py.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
+from io import TextIOWrapper
 from typing import Any, TextIO
+
+from inventory.errors import FAILURE
+from training.text.counts import finite
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """All control characters but the ends of lines and tabs; what turns the direction of writing; half characters."""
@@ -66,8 +72,37 @@ class _Shown:
 
 
 def show_plainly() -> None:
-    """From now on all that this program prints is `shown`."""
+    """From now on all that this program prints is `shown`, and what the terminal's encoding lacks is written out."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, _Shown):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Shown(stream))
+
+
+_json_stdout = list[TextIO]()
+"""The stdout of a task with --json, until its value is printed."""
+
+
+@contextmanager
+def only_json_on_stdout() -> Iterator[None]:
+    """Within it stdout gets the first value of `print_json`, and all else goes to stderr. An error that comes before
+    any is printed in its place, as `{"error": {"code", "message", "exit_status"}}`; the code is the error's class."""
+    _json_stdout.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except Exception as error:
+        if _json_stdout:
+            cause = error.__cause__ or error
+            status = getattr(error, "code", FAILURE)
+            print_json({"error": {"code": type(cause).__name__, "message": str(error), "exit_status": status}})
+        raise
+    finally:
+        _json_stdout.clear()
+
+
+def print_json(value: Any) -> None:
+    """A value for other programs; a number that is none is null."""
+    print(json.dumps(finite(value), indent=1), file=_json_stdout.pop() if _json_stdout else sys.stdout, flush=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ with deferred():
     from inventory.renting import machines as rented_machines
     from inventory.renting import plan as planning
     from training.laptop import head_node, rental
+    from training.laptop import tasks as laptop_tasks
     from training.laptop.models import wanted as wanted_models
     from training.laptop.run_list import giving_back
     from training.run import folder as run_folder
@@ -113,7 +115,8 @@ def up(
         "yes": "do not ask for confirmation",
         "others": "proceed even if machines, disks or snapshots are tagged with another owner",
         "anyway": "proceed even if a snapshot is still being stored; that snapshot then fails",
-        "force": "with a node: proceed even if a run is active or checkpoints have not been fetched",
+        "stop_run": "stop an active run first, as fab stop does",
+        "force": "proceed even if a run is active, or if checkpoints are lost that are nowhere else",
         "record": RECORD,
     },
 )
@@ -124,6 +127,7 @@ def down(
     yes: bool = False,
     anyway: bool = False,
     others: bool = False,
+    stop_run: bool = False,
     force: bool = False,
     record: str = "",
 ) -> None:
@@ -132,11 +136,15 @@ def down(
         settings = cluster_toml.load_settings()
         cloud = _cloud(settings, record)
         plan = removal.plan_down(cloud, settings, disks, anyway, others, nodes=node)
-        report.display(*_at_stake(plan, bool(node), force))
-        report.display(*report.down_lines(plan, settings))
+        protected = {"named": bool(node), "agreed": yes, "force": force}
+        lines, stopping = _at_stake(plan, stop_run=stop_run, **protected)
+        report.display(*lines, *report.down_lines(plan, settings))
         if not plan.is_empty:
-            flags = {"disks": disks, "anyway": anyway, "others": others, "force": force, "record": record}
-            ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, **flags))
+            flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
+            ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
+            if stopping:
+                laptop_tasks.stop(c, run=stopping)
+                _at_stake(plan, stop_run=False, **protected)  # what it saved just now may be on the head alone
             removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:
         say(report.remaining_line(plan.remaining))
@@ -146,58 +154,53 @@ def down(
     say(f"{left} in {cloud.region_id}{more}")
 
 
-def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
-    """What goes with the machines beside themselves, as far as the head tells within seconds. Raises RentError where
-    they were named, and one of them should not go but for `force`."""
+def _at_stake(
+    plan: DownPlan, *, named: bool, agreed: bool, force: bool, stop_run: bool = False
+) -> tuple[list[str], str]:
+    """What goes with the machines beside themselves, as far as the head tells within seconds; the run to stop first.
 
+    Raises RentError where runs or their only copies would go, but for `force`: for machines that were named, and where
+    the user agreed before reading what goes.
+    """
     everything = members.members((*plan.machines, *plan.remaining))
     by_name = dict(zip(members.names(everything), everything, strict=True))
-    if members.HEAD not in by_name:
-        return _on_heads_disk(plan, None, "")  # no run outlives its head
-    stake, unknown = _stake()
-    on_disk = _on_heads_disk(plan, stake, unknown)
-    if not named:
-        ends = f"{stake.active} is going on there: it ends with the machines; `fab stop` lets it save first"
-        left = _described("what did not come home", lambda: [stake.left_on(members.HEAD)] if stake.unfetched else [])
-        return [*([ends] if stake.active else []), *left, *on_disk]
-    against = [*stake.of_nodes({name for name, each in by_name.items() if each in plan.machines}, members.HEAD)]
-    against += on_disk
-    against += [f"whether a run is going on there is not known: {unknown}"] if unknown else []
-    if against and not force:
-        raise errors.RentError(f"{'; '.join(against)}; nothing was deleted (--force: all the same)")
-    return against
+    stopping = ""
+    if members.HEAD not in by_name:  # no run outlives its head
+        losses, unknown = _on_heads_disk(plan, None, "")
+    else:
+        stake, silence = _stake()
+        losses, unknown = _on_heads_disk(plan, stake, silence)
+        if stop_run and stake.hosts:
+            stake, stopping = replace(stake, active="", hosts=frozenset()), stake.active
+        going = {name for name, each in by_name.items() if each in plan.machines}
+        losses = [*stake.running_on(going), *losses]
+        unfetched = [stake.left_on(members.HEAD)] if members.HEAD in going and stake.unfetched else []
+        if named:
+            losses += [*unfetched, *([f"whether a run is going on there is not known: {silence}"] if silence else [])]
+        else:
+            unknown = [*unfetched, *unknown]
+    if losses and (named or agreed) and not force:
+        raise errors.RentError(f"{'; '.join(losses)}; nothing was deleted (--force: all the same)")
+    return [*losses, *unknown], stopping
 
 
-def _on_heads_disk(plan: DownPlan, stake: RunsAtRisk | None, unknown: str) -> list[str]:
-    """What unfinished runs lose with the head's data disk where that goes and no snapshot has it, a sentence each;
-    `stake`: what the head says, None where there is none any more, and only what was fetched is known."""
-
+def _on_heads_disk(plan: DownPlan, stake: RunsAtRisk | None, silence: str) -> tuple[list[str], list[str]]:
+    """What runs lose with the head's data disk if that goes and no snapshot has it, and what is not known of that: a
+    sentence each. `stake`: what the head says; None without a head: then only what was fetched is known."""
     going = [disk for disk in plan.disks if members.disk_number(disk) == 1]
     if not going:
-        return []
+        return [], []
     whole = [each.created for each in plan.snapshots if each.disk_kind == "data" and each.status == "accomplished"]
     disk, held = f"{members.HEAD}'s disk", max(whole).timestamp() if whole else 0.0
-    what = f"what of its runs is only on {disk}"
-    if stake is None:
-        since = min(each.created for each in going).timestamp()
-        lost = _described(
-            what,
-            lambda: giving_back.lost_with(
-                disk, giving_back.left_behind(run_folder.LOCAL_RUNS, since), held, head_is_there=False
-            ),
-        )
-        return [*lost, *_saved_since(plan, disk, held)]
-    if unknown:
-        return [f"{what} is not known: {unknown}"]
-    return _described(what, lambda: giving_back.lost_with(disk, stake.unfinished, held))
-
-
-def _described(what: str, lines: Callable[[], Iterable[str]]) -> list[str]:
-    """Runs in sentences. Their files are a node's words: whatever fails at them stops no `fab down`, and is said."""
     try:
-        return [*lines()]
-    except Exception as error:
-        return [f"{what} is not known: {str(error) or type(error).__name__}"]
+        if silence:
+            raise head_node.HeadError(silence)
+        since = min(each.created for each in going).timestamp()
+        runs = giving_back.left_behind(run_folder.LOCAL_RUNS, since) if stake is None else stake.unfinished
+        losses, unknown = [*giving_back.lost_with(disk, runs, held, head_is_there=stake is not None)], []
+    except Exception as error:  # the runs' files are a node's words: whatever fails at them stops no `fab down`
+        losses, unknown = [], [f"what of its runs is only on {disk} is not known: {str(error) or type(error).__name__}"]
+    return losses, unknown if stake else [*unknown, *_saved_since(plan, disk, held)]
 
 
 def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
@@ -214,7 +217,7 @@ def _stake() -> tuple[RunsAtRisk, str]:
     try:
         with closing(head_node.RemoteHead(clusters.load_cluster().head)) as head:
             return giving_back.at_stake(head, run_folder.LOCAL_RUNS), ""
-    except Exception as error:  # as in `_described`
+    except Exception as error:  # as above
         return giving_back.RunsAtRisk(), str(error) or type(error).__name__
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from inventory.errors import InventoryError
 from inventory.localcloud.commands import LocalCloudError
 from inventory.node_program import ProgramError, ProgramRefused
 from inventory.settings import SettingsError
+from inventory.shown import only_json_on_stdout, print_json
 from inventory.ssh import HostKeyError, SshError
 from snapshots.listing import SnapshotError
 from training.cost.shape import PlanError
@@ -208,6 +210,34 @@ def test_help_that_is_the_value_of_a_flag_is_no_question():
 def test_a_publish_that_says_no_place_is_told_how_to_say_it():
     done = fab("publish", "--run", "tiny-20260131-154500")
     assert (done.returncode, done.stderr.startswith("where to? fab publish --repo OWNER/NAME says it")) == (2, True)
+
+
+def with_json():
+    named = {name: fabfile.namespace[name] for name in fabfile.namespace.task_names}
+    return [name for name, task in named.items() if any("json" in each.names for each in task.get_arguments())]
+
+
+@pytest.mark.parametrize("task", with_json())
+def test_with_json_an_error_too_is_one_value_on_stdout(task, tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text("colour = 1")
+    done = fab(task, "--json", cluster=file)
+    value = json.loads(done.stdout)
+    if done.returncode:
+        assert value["error"]["exit_status"] == done.returncode and value["error"]["message"] in done.stderr
+    else:
+        assert isinstance(value, list), "a list needs no cluster"
+
+
+def test_with_json_all_but_the_first_value_goes_to_stderr(capfd):
+    with pytest.raises(Exit), only_json_on_stdout():
+        print("a line")
+        print_json({"loss": float("nan")})
+        print_json({})
+        raise Exit("wrong", code=1)
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"loss": None}
+    assert err == "a line\n{}\n"
 
 
 def test_unusable_settings_end_a_task_with_code_2(tmp_path):

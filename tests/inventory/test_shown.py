@@ -71,6 +71,16 @@ def test_what_is_printed_without_rich_is_shown_too_and_rich_keeps_its_colours(mo
     assert out.getvalue() == f"{HARMLESS}\n\x1b[31mx\x1b[0m\n" and errors.getvalue() == HARMLESS + "\n"
 
 
+def test_a_sign_that_the_terminals_encoding_lacks_is_written_out(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="gbk")
+    monkeypatch.setattr("sys.stdout", terminal)
+    show_plainly()
+    print("\u27e6\u7b54\u27e7 \U0001f600")
+    console(file=sys.stdout).print("\u27e6")
+    sys.stdout.flush()
+    assert terminal.buffer.getvalue().decode("gbk") == "\\u27e6\u7b54\\u27e7 \\U0001f600\n\\u27e6\n"
+
+
 def calls():
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from inventory.shown import print_json
 from inventory.terminal import console, table
 from training.cost.cards import lacks_bfloat16
 from training.laptop import plan_options
@@ -19,7 +19,7 @@ from training.plan.options import Choice, Option, Search, choose
 from training.recipe.model_types import once_a_sample
 from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
 from training.recipe.tables import DPO
-from training.text.counts import HOUR, NONE, decimals, duration, figure, finite, many, money, plain
+from training.text.counts import HOUR, NONE, decimals, duration, figure, many, money, plain
 
 
 def advice(question: PlanQuestion, choice: Choice) -> Iterator[str]:
@@ -105,7 +105,7 @@ def print_plan_json(question: PlanQuestion) -> bool:
             *_too_little(question),
         ],
     }
-    print(json.dumps(finite(values), indent=1))
+    print_json(values)
     return choice.chosen is not None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.node_program import ProgramError
+from inventory.shown import print_json
 from training.cost.pace import LINE_SHARE
 from training.cost.pipeline import stages_of
 from training.data.hub import POINTER
@@ -211,7 +211,7 @@ def check(cluster: Session, now: datetime, line_rate_gbps: float, as_json: bool)
         raise attach.RunFailed(f"{run_id} left no result that can be read")
     result, previous = comm_report.this_and_previous(results, run_id)
     if as_json:
-        print(json.dumps(result, indent=1))
+        print_json(result)
     else:
         check_report(result, previous, line_rate_gbps or cluster.line_rate_gbps)
     if comm_report.wrong_results(result):

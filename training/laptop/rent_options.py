@@ -6,7 +6,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TextIO
 
 from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.opening import open_cloud
@@ -232,8 +231,8 @@ def words(way: RentOption) -> str:
     return f"{way.offered.nodes} x {way.offered.type_name}{f' ({card})' if card else ''}"
 
 
-def take(choices: Choices, which: str, out: TextIO | None = None) -> None:
-    """Write one row's types and nodes into cluster.toml; says what changed, on `out`. Raises PlanError for what is no
+def take(choices: Choices, which: str) -> None:
+    """Write one row's types and nodes into cluster.toml; says what changed. Raises PlanError for what is no
     row that can be rented and for a data disk that is too small, SettingsError where the file cannot be changed."""
     way = _asked_for(choices, which)
     for line in data_size.too_small(choices.settings, choices.recipe, choices.shape):
@@ -244,13 +243,11 @@ def take(choices: Choices, which: str, out: TextIO | None = None) -> None:
     path = settings_path()
     changed = set_values(path, own.table, values)
     for line in changed or (f"it says {words(way)} already",):
-        print(f"{path}: {line}", file=out)
+        print(f"{path}: {line}")
     existing = members.reachable(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
     if existing:
-        print(
-            f"{members.so_many(len(existing))} stand already and stay as they are; fab down gives them back", file=out
-        )
-    print("next: fab up --dry", file=out)
+        print(f"{members.so_many(len(existing))} stand already and stay as they are; fab down gives them back")
+    print("next: fab up --dry")
 
 
 def _asked_for(choices: Choices, which: str) -> RentOption:

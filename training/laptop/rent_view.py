@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from inventory.renting.types_on_offer import OnOffer
+from inventory.shown import print_json
 from inventory.terminal import console, table
 from training.laptop.plan_view import BESIDES, at_worst, data_line, steps_of
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
 from training.plan.frontier import RentOption, cheaper_in_numbers
 from training.plan.options import AS_FAST
-from training.text.counts import HOUR, NONE, bare, decimals, duration, figure, finite, many, money, plain
+from training.text.counts import HOUR, NONE, bare, decimals, duration, figure, many, money, plain
 
 WHAT = ("", "machines", "cards", "runs (micro_batch, recomputed layers)", "GiB a rank", "bound by")
 WORDS = (WHAT[3], "bound by", "30 days: reclaimed")
@@ -154,7 +154,7 @@ def print_choices_json(choices: Choices) -> None:
         "made_up": choices.settings.on_this_machine,
         "notes": [*choices.notes, *at_worst(choices.recipe, choices.size)],
     }
-    print(json.dumps(finite(values), indent=1))
+    print_json(values)
 
 
 def _values(choices: Choices, way: RentOption) -> dict[str, Any]:

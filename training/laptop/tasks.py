@@ -238,7 +238,7 @@ def plan(
             choices = rent_options.rent_choices(cluster_toml.load_settings(), recipe, wish)
             (rent_view.print_choices_json if json else rent_view.print_choices)(choices)
             if take:
-                rent_options.take(choices, take, sys.stderr if json else None)
+                rent_options.take(choices, take)
             return
         question = plan_options.plan_question(cluster_toml.load_settings(), recipe, wish)
         if not (plan_view.print_plan_json if json else plan_view.print_plan)(question):

@@ -25,14 +25,20 @@ def plan(going, remaining=()):
     return DownPlan(tuple(both[0]), (), remaining=tuple(both[1]))
 
 
+def at_stake(going, *, named=False, agreed=False, force=False, stop_run=False):
+    """The sentences alone."""
+    return tasks._at_stake(going, named=named, agreed=agreed, force=force, stop_run=stop_run)[0]
+
+
 @pytest.fixture
 def said(monkeypatch):
     """What `fab down` says of a stake before some machines go."""
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
 
-    def ask(stake, going, remaining=(), *, force=False, unknown="", named=None):
+    def ask(stake, going, remaining=(), *, unknown="", named=None, agreed=False, **flags):
         monkeypatch.setattr(tasks, "_stake", lambda: (stake, unknown))
-        return tasks._at_stake(plan(going, remaining), bool(remaining) if named is None else named, force)
+        named = bool(remaining) if named is None else named
+        return at_stake(plan(going, remaining), named=named, agreed=agreed, **flags)
 
     return ask
 
@@ -41,10 +47,22 @@ RUNNING = RunsAtRisk(NEW, frozenset({"te1", "te2"}))
 
 
 def test_a_machine_that_a_run_is_on_stays_but_for_force(said):
-    with pytest.raises(RentError, match=f"^{NEW} is running on te2: fab stop lets it save first; nothing was deleted"):
+    with pytest.raises(
+        RentError, match=f"^{NEW} is running on te2: --stop-run lets it save first; nothing was deleted"
+    ):
         said(RUNNING, ["te2", "te3"], ["te1"])
     assert said(RUNNING, ["te2"], ["te1", "te3"], force=True)[0].startswith(f"{NEW} is running on te2")
     assert said(RUNNING, ["te3"], ["te1", "te2"]) == []
+
+
+@pytest.mark.parametrize("unread", [{"agreed": True}, {"agreed": True, "force": True}, {}, {"stop_run": True}])
+def test_all_machines_go_under_a_run_only_if_that_was_read_forced_or_the_run_stops_first(said, unread):
+    if unread == {"agreed": True}:
+        with pytest.raises(RentError) as refused:
+            said(RUNNING, ["te1", "te2"], **unread)
+        assert refused.value.exit_code == 2
+    else:
+        assert bool(said(RUNNING, ["te1", "te2"], **unread)) is not unread.get("stop_run", False)
 
 
 def test_a_run_that_is_being_prepared_may_be_on_any_of_them(said):
@@ -90,7 +108,7 @@ def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
     make_run(there, OLD, steps=(6,))
     make_run(home, OLD, steps=(6,))
     stake = giving_back.at_stake(HereHead(there), home)
-    assert (stake.unfetched, stake.unfinished) == (((NEW, 4),), ())
+    assert (stake.unfetched, [each.step for each in stake.unfinished]) == (((NEW, 4),), [4])
     make_run(home, NEW, steps=(4,))
     assert giving_back.at_stake(HereHead(there), home) == RunsAtRisk()
 
@@ -112,10 +130,10 @@ def snapshot(created, status="accomplished", kind="data"):
 def lost(monkeypatch):
     """What `fab down` says of unfinished runs where the head's disk goes."""
 
-    def ask(*snapshots, disk=1, unknown=""):
+    def ask(*snapshots, disk=1, unknown="", agreed=False):
         monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
         monkeypatch.setattr(tasks, "_stake", lambda: (RunsAtRisk(unfinished=(STOPPED,)), unknown))
-        return tasks._at_stake(DownPlan(plan(["te1"]).machines, (its_disk(disk),), snapshots=snapshots), False, False)
+        return at_stake(DownPlan(plan(["te1"]).machines, (its_disk(disk),), snapshots=snapshots), agreed=agreed)
 
     return ask
 
@@ -133,13 +151,13 @@ def test_whatever_fails_while_a_run_is_described_is_a_line_and_stops_nothing(mon
 
     monkeypatch.setattr(giving_back, "left_behind", fails)
     without_head = DownPlan((), (its_disk(),))
-    assert tasks._at_stake(without_head, False, False) == [
+    assert at_stake(without_head) == [
         "what of its runs is only on te1's disk is not known: int too large to convert to float"
     ]
     monkeypatch.setattr("inventory.cluster.load_cluster", fails)
-    assert tasks._at_stake(plan(["te1"]), False, False) == []
+    assert at_stake(plan(["te1"])) == []
     with pytest.raises(RentError, match="is not known: int too large"):
-        tasks._at_stake(plan(["te2"], ["te1"]), True, False)
+        at_stake(plan(["te2"], ["te1"]), named=True)
 
 
 def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
@@ -154,6 +172,9 @@ def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
     assert lost(snapshot(NOON + minute, kind="system")) == said
     assert lost(snapshot(NOON + minute)) == []
     assert lost(disk=2) == [], "the head's disk stays"
+    with pytest.raises(RentError):
+        lost(agreed=True)
+    assert lost(disk=2, agreed=True) == []
 
 
 def test_where_a_named_head_goes_with_its_disk_that_is_refused_but_for_force(monkeypatch):
@@ -161,8 +182,8 @@ def test_where_a_named_head_goes_with_its_disk_that_is_refused_but_for_force(mon
     monkeypatch.setattr(tasks, "_stake", lambda: (RunsAtRisk(unfinished=(STOPPED,)), ""))
     both = DownPlan(plan(["te1"]).machines, (its_disk(),))
     with pytest.raises(RentError, match=rf"^{NEW} is at step 54 of 400: with te1's disk goes "):
-        tasks._at_stake(both, True, False)
-    assert tasks._at_stake(both, True, True)[0].startswith(f"{NEW} is at step 54 ")
+        at_stake(both, named=True)
+    assert at_stake(both, named=True, force=True)[0].startswith(f"{NEW} is at step 54 ")
 
 
 def test_a_disk_that_goes_although_its_machine_does_not_answer_is_said_to_be_unknown(lost):
@@ -175,26 +196,26 @@ def test_of_a_disk_without_its_machine_is_said_what_fetched_runs_tell(tmp_path, 
     make_run(tmp_path / "runs", OLD, state="stopped", steps=(4,))  # before the disk was there
     make_run(tmp_path / "runs", "tiny-20260131-164500", steps=(8,))
     gone = DownPlan((), (its_disk(),))
-    (said,) = tasks._at_stake(gone, False, False)
+    (said,) = at_stake(gone)
     assert said.startswith(f"{NEW} is at step 4 of 8: with te1's disk goes ")
     assert said.endswith("; fab up brings it back")
     (tmp_path / "runs" / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
-    assert tasks._at_stake(gone, False, False) == []
+    assert at_stake(gone) == []
 
 
 def test_of_a_disk_without_its_machine_is_said_that_it_may_have_more_than_the_newest_snapshot(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hour = timedelta(hours=1)
     gone = DownPlan((), (its_disk(),), head_gone=NOON)
-    (said,) = tasks._at_stake(gone, False, False)
+    (said,) = at_stake(gone)
     assert said == (
         f"te1 was there until {clock(NOON)} at the latest, no snapshot has any: what runs saved in between is on "
         "te1's disk alone; fab up brings it back, to look at or to snapshot"
     )
-    (said,) = tasks._at_stake(replace(gone, snapshots=(snapshot(NOON - hour),)), False, False)
+    (said,) = at_stake(replace(gone, snapshots=(snapshot(NOON - hour),)))
     assert f"the newest snapshot is of {clock(NOON - hour)}: what runs saved in between" in said
-    assert tasks._at_stake(replace(gone, snapshots=(snapshot(NOON + hour),)), False, False) == []
-    assert tasks._at_stake(replace(gone, disks=(its_disk(2),)), False, False) == [], "the head's disk stays"
+    assert at_stake(replace(gone, snapshots=(snapshot(NOON + hour),))) == []
+    assert at_stake(replace(gone, disks=(its_disk(2),))) == [], "the head's disk stays"
 
 
 def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_path):
@@ -202,6 +223,7 @@ def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_p
     make_run(there, NEW, state="stopped", steps=(2, 4), best="step-2")
     make_run(home, NEW, state="stopped", steps=(4,))
     make_run(there, OLD, steps=(6,))
+    make_run(home, OLD, steps=(6,))
     make_run(there, "prove-20260131-154500", state="stopped", steps=(6,))
     (left,) = giving_back.at_stake(HereHead(there), home).unfinished
     assert left == Unfinished(NEW, 4, 8, left.saved, at_home=4)

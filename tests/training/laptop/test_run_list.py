@@ -67,7 +67,7 @@ def test_a_row_says_how_far_how_large_and_what_it_cost(places):
     told = dict(zip(listing.HEADER, line, strict=True))
     assert (told["model"], told["state"], told["step"], told["cost"]) == ("tiny", "finished", "6/8", "3.00 CNY")
     assert (told["laptop"], told["head"], told["fetched"]) == ("-", "3.0 MiB", "no")
-    (values,) = json.loads(listing.as_json(rows_of(home, there)))
+    (values,) = map(listing.values, rows_of(home, there))
     assert (values["cost"], values["currency"], values["head_steps"], values["laptop_bytes"]) == (
         3.0,
         "CNY",
@@ -83,7 +83,7 @@ def test_a_run_that_was_resumed_began_at_its_first_start(places):
         note_start(run, SimpleNamespace(command=command, hosts=()), at)
     (row,) = rows_of(home, there)
     assert row.started == 1769874000.5
-    assert json.loads(listing.as_json([row]))[0]["begun"] == "2026-01-31T15:40:00.500000+00:00"
+    assert listing.values(row)["begun"] == "2026-01-31T15:40:00.500000+00:00"
 
 
 @pytest.mark.parametrize(
@@ -392,9 +392,7 @@ def test_whatever_number_a_head_writes_its_runs_are_listed(tmp_path, capsys):
     runs_table(found)
     assert sorted(seen.run_id for seen in found) == ids and all(name in capsys.readouterr().out for name in ids[-1:])
     ours = listing.rows(listing.on_laptop(tmp_path), {})
-    assert (
-        {line[0] for line in listing.lines(ours)} == {row["run"] for row in json.loads(listing.as_json(ours))} == {*ids}
-    )
+    assert {line[0] for line in listing.lines(ours)} == {listing.values(row)["run"] for row in ours} == {*ids}
     giving_back.at_stake(HereHead(tmp_path), tmp_path / "home")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,11 +102,6 @@ def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) ->
     """Whether four bits a weight would make it so, each way as fast as it can be."""
     taken = choose(shape, recipe, machines).chosen
     return four_bits_faster(Search(shape, recipe, machines), taken) is not None
-
-
-def as_json(rows: Iterator[ModelRow]) -> str:
-    """For programs."""
-    return json.dumps([vars(row) for row in rows], indent=1)
 
 
 def billions(row: ModelRow) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, say, sentences, yes_command
+from inventory.shown import print_json
 from training.text.deferred import deferred
 
 with deferred():
@@ -25,7 +26,7 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
         at, folders_by_node, notes = table.asked(here)
         rows = table.rows(at, folders_by_node)
         if json:
-            say(table.as_json(rows))
+            print_json([vars(row) for row in rows])
             return
         if folders_by_node and (others := table.without_recipe(folders_by_node)):
             notes.append(f"on {'this machine' if here else 'the nodes'} without a recipe: {', '.join(others)}")

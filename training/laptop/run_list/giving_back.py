@@ -21,7 +21,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run that could go on, and whose optimizer state did not come home."""
+    """A run whose newest checkpoint did not come home, or that could go on and whose optimizer state did not."""
 
     run_id: str
     step: int
@@ -36,10 +36,11 @@ class Unfinished:
         """That its disk takes with it what the run needs to go on, and what keeps that."""
         whole = f" of {self.total_steps}" if self.total_steps else ""
         home = f"only its adapter of step {self.at_home} was fetched" if self.at_home else "nothing of it was fetched"
+        goes = "what fab train --resume needs" if self.at_home else "all that it learned"
         keeps = "fab snapshots.create keeps that" if head_is_there else "fab up brings it back"
         return (
-            f"{self.run_id} is at step {self.step}{whole}: with {disk} goes what fab train --resume needs ({home}, and "
-            f"no snapshot has step {self.step}); {keeps}"
+            f"{self.run_id} is at step {self.step}{whole}: with {disk} goes {goes} ({home}, and no snapshot "
+            f"has step {self.step}); {keeps}"
         )
 
 
@@ -67,14 +68,12 @@ class RunsAtRisk:
     unfinished: tuple[Unfinished, ...] = ()
     """Runs that only this head's disk lets go on, the newest first."""
 
-    def of_nodes(self, nodes: Collection[str], head: str) -> Iterator[str]:
-        """Why some machines should not go, a sentence each."""
+    def running_on(self, nodes: Collection[str]) -> Iterator[str]:
+        """That a run is going on on one of these machines, or may be, a sentence each."""
         if self.active and not self.hosts:
             yield f"{self.active} is being started, on nodes that are not known yet: wait until it runs"
         elif hosts := self.hosts & set(nodes):
-            yield f"{self.active} is running on {', '.join(sorted(hosts))}: fab stop lets it save first"
-        if head in nodes and self.unfetched:
-            yield self.left_on(head)
+            yield f"{self.active} is running on {', '.join(sorted(hosts))}: --stop-run lets it save first"
 
     @property
     def stays_on(self) -> str:
@@ -99,7 +98,12 @@ def at_stake(head: Head, home: Path) -> RunsAtRisk:
     active = runs.running_or_starting(head)
     rows = listing.rows(listing.on_laptop(home), listing.on_head(head))
     left = tuple((row.run_id, at) for row in rows if (at := row.unfetched) is not None and not _is_drill(row.run_id))
-    open_runs = {row.run_id: row for row in rows if row.head and _could_go_on(row.run_id, row.head)}
+    unfetched = {run_id for run_id, _ in left}
+    open_runs = {
+        row.run_id: row
+        for row in rows
+        if row.head and row.head.steps and (row.run_id in unfetched or _could_go_on(row.run_id, row.head))
+    }
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
         _unfinished(run_id, row.newest, saved.get(run_id, 0.0), _at_home(row))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -128,12 +127,7 @@ def _steps(row: RunRow) -> str:
     return f"{last['step']}/{last['total_steps']}" if last else NONE
 
 
-def as_json(rows: Sequence[RunRow]) -> str:
-    """For programs."""
-    return json.dumps([_values(row) for row in rows], indent=1)
-
-
-def _values(row: RunRow) -> dict[str, Any]:
+def values(row: RunRow) -> dict[str, Any]:
     look = row.newest.look
     last: Mapping[str, Any] = look.metrics[-1] if look.metrics else {}
     return {

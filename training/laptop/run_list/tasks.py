@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, say, sentences, yes_command
+from inventory.shown import print_json
 from training.laptop.tasks import HERE_RUNS_HELP
 from training.text.deferred import deferred
 
@@ -29,7 +30,7 @@ def list_runs(c: Context, json: bool = False, here: bool = False) -> None:
     with sentences():
         rows, note = listing.listed(run_folder.LOCAL_RUNS, here)
         if json:
-            say(listing.as_json(rows))
+            print_json([listing.values(row) for row in rows])
         elif rows:
             terminal.console().print(terminal.table(listing.HEADER, listing.lines(rows), listing.WORDS))
         else:
