@@ -28,7 +28,8 @@ PORTS = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
 """Where runs meet."""
 
 Level = Literal["fine", "warning", "broken"]
-EXIT_CODES: Mapping[Level, int] = {"fine": 0, "warning": 1, "broken": 2}
+LEVELS: tuple[Level, ...] = ("fine", "warning", "broken")
+"""The worst last."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def examine(survey: NodeSurvey) -> list[Finding]:
 
 def worst(findings: Iterable[Finding]) -> Level:
     """The worst level among them."""
-    return max((finding.level for finding in findings), key=lambda level: EXIT_CODES[level], default="fine")
+    return max((finding.level for finding in findings), key=LEVELS.index, default="fine")
 
 
 Result = tuple[Level, str, str] | tuple[Level, str]

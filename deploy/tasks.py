@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
-from inventory.command_line import ask, sentences, yes_command
+from inventory.command_line import FAILURE, ask, sentences, yes_command
 from inventory.shown import print_json
 from training.text.deferred import deferred
 
@@ -31,12 +31,12 @@ def _cluster() -> Cluster:
         return clusters.load_cluster()
 
 
-@task(help={"json": "print the findings as JSON"})
-def doctor(c: Any, json: bool = False) -> None:
-    """Check every prerequisite on every node; exits 0, 1 or 2.
-
-    0: fine, 1: warnings, 2: something is broken.
-    """
+@task(
+    auto_shortflags=False,
+    help={"json": "print the findings as JSON", "strict": "a warning too ends with exit code 1"},
+)
+def doctor(c: Any, json: bool = False, strict: bool = False) -> None:
+    """Check every prerequisite on every node; exit code 1 if something is broken."""
 
     cluster = _cluster()
     with sentences():
@@ -47,8 +47,8 @@ def doctor(c: Any, json: bool = False) -> None:
         print_json([asdict(finding) for finding in findings])
     else:
         examination.print_findings(findings, terminal.console())
-    if code := examination.EXIT_CODES[examination.worst(findings)]:
-        raise Exit(code=code)
+    if examination.worst(findings) in (("warning", "broken") if strict else ("broken",)):
+        raise Exit(code=FAILURE)
 
 
 def _models(cluster: Cluster) -> list[NamedModel]:

@@ -282,7 +282,7 @@ def test_sentences_are_quoted_at_all():
 
 
 def test_every_exit_code_is_found_by_the_words_exit_code_in_chinese():
-    english, chinese = (sections(f"docs/troubleshooting{language}.md")[-1] for language in ("", ".zh"))
+    english, chinese = (sections(f"docs/commands{language}.md")[-1] for language in ("", ".zh"))
     codes = re.findall(r"(?:^|\s)(\d+): ", english.text)
     assert sorted(re.findall(r"退出码 (\d+)：", chinese.text)) == sorted(codes)
     assert len(codes) == 5

@@ -225,19 +225,19 @@ def test_with_json_an_error_too_is_one_value_on_stdout(task, tmp_path):
     value = json.loads(done.stdout)
     if done.returncode:
         assert value["error"]["exit_status"] == done.returncode and value["error"]["message"] in done.stderr
-    else:
-        assert isinstance(value, list), "a list needs no cluster"
+    else:  # a list needs no cluster
+        assert isinstance(value, list)
 
 
 def test_with_json_all_but_the_first_value_goes_to_stderr(capfd):
     with pytest.raises(Exit), only_json_on_stdout():
-        print("a line")
+        print("talk")
         print_json({"loss": float("nan")})
         print_json({})
         raise Exit("wrong", code=1)
     out, err = capfd.readouterr()
     assert json.loads(out) == {"loss": None}
-    assert err == "a line\n{}\n"
+    assert err == "talk\n{}\n"
 
 
 def test_unusable_settings_end_a_task_with_code_2(tmp_path):

@@ -75,10 +75,10 @@ def test_a_sign_that_the_terminals_encoding_lacks_is_written_out(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="gbk")
     monkeypatch.setattr("sys.stdout", terminal)
     show_plainly()
-    print("\u27e6\u7b54\u27e7 \U0001f600")
+    print("\u27e6\u7b54\u27e7\U0001f600")
     console(file=sys.stdout).print("\u27e6")
     sys.stdout.flush()
-    assert terminal.buffer.getvalue().decode("gbk") == "\\u27e6\u7b54\\u27e7 \\U0001f600\n\\u27e6\n"
+    assert terminal.buffer.getvalue().decode("gbk") == "\\u27e6\u7b54\\u27e7\\U0001f600\n\\u27e6\n"
 
 
 def calls():

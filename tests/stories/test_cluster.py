@@ -263,7 +263,7 @@ def test_the_doctor_and_the_check_name_the_host_that_is_off(disturbed):
     assert check.returncode == 1
     assert "te4" in check.stdout
     doctor = disturbed.local.fab("doctor")
-    assert doctor.returncode == 2
+    assert doctor.returncode == 1
     assert "te4" in doctor.stdout
 
 
