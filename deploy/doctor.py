@@ -241,7 +241,7 @@ def _shut(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     public = ipaddress.ip_address(at).is_global
     who = "anyone on the internet" if public else "everyone on this network"
     message = f"port {answer.free_ports} is open to this machine at {at}; {who} could command a run at {PORTS}"
-    return "broken" if public else "warning", message, "let only ssh and the other nodes in: docs/troubleshooting.md"
+    return "broken" if public else "warning", message, "let only ssh and the other nodes in: docs/own-machines.md"
 
 
 def _idle(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:

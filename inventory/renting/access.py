@@ -63,10 +63,12 @@ def _refused_kind(settings: Settings) -> str:
 
 def note(settings: Settings) -> str:
     """A sentence where new machines are not reached with the settings' key; empty where they are."""
-    kind, own_key = _refused_kind(settings) if settings.ssh.key.is_file() else "", StateFiles.of(settings.name).own_key
-    if not kind:
-        return ""
-    return f"the cloud takes no {kind} key, as {settings.ssh.key} is: new machines get the cluster's, {own_key}"
+    key, reason = settings.ssh.key, ""
+    if not key.is_file():
+        reason = f"there is no private key at {key}" if "key" in settings.ssh.model_fields_set else ""
+    elif kind := _refused_kind(settings):
+        reason = f"the cloud takes no {kind} key, as {key} is"
+    return f"{reason}: new machines get the cluster's, {StateFiles.of(settings.name).own_key}" if reason else ""
 
 
 def ensure_key(settings: Settings) -> str:

@@ -20,7 +20,7 @@ from training.laptop import runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
-from training.laptop.open_cluster import Session
+from training.laptop.open_cluster import Session, language_here
 from training.laptop.status import progress, stopping
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
@@ -241,8 +241,8 @@ def make_page(run: Path) -> Path | None:
     if importlib.util.find_spec("matplotlib") is None:
         print(f"{page} is not made: its curves need matplotlib on this machine: pip install matplotlib")
         return None
-    # -P: nothing that was fetched is imported
-    argv = [sys.executable, "-P", "-m", "training.node.metrics.report", "--run", str(run.resolve())]
+    flags = ["--run", str(run.resolve()), "--language", language_here()]
+    argv = [sys.executable, "-P", "-m", "training.node.metrics.report", *flags]  # -P: nothing fetched is imported
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(

@@ -104,6 +104,7 @@ def test_a_machine_is_reached_with_the_key_it_was_made_with(tmp_path, places):
     assert access.private_key(settings(users), pair) == places.own_key
     assert access.private_key(settings(users)) == users
     assert access.private_key(settings(tmp_path / "none")) == places.own_key
+    assert str(tmp_path / "none") in access.note(settings(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(("kind", "is_taken"), [("rsa", True), ("ecdsa", True), ("ed25519", False)])

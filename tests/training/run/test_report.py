@@ -701,6 +701,15 @@ def test_a_fetched_run_has_its_page_made_here_and_it_shows_what_the_heads_did(tm
     assert len(theirs) - len(ours) < 20  # how the adapter, which is not at home here, is loaded
 
 
+def test_a_page_made_here_is_in_the_language_of_the_terminal(tmp_path, monkeypatch):
+    run = with_everything(make_run(tmp_path / "head" / "tiny-20260101-000000"))
+    make_report(run)
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    page = make_page(fetched(run, tmp_path / "home" / run.name))
+    assert '<html lang="zh' in page.read_text(encoding="utf-8")
+
+
 def test_facts_of_a_head_are_data_and_what_is_none_makes_no_page(tmp_path, capsys):
     run = with_everything(make_run(tmp_path / "head" / "tiny-20260101-000000"))
     make_report(run)

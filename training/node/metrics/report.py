@@ -1,6 +1,6 @@
 """One page that says how a run went: `report.html` in its folder, complete in itself, without scripts.
 
-    python -m training.node.metrics.report --run DIR [--status -]
+    python -m training.node.metrics.report --run DIR [--status -] [--language zh]
 
 makes it from what lies in the folder, as often as one likes, also of a run that failed or goes on. It needs
 matplotlib and jinja2, which the nodes' environment has.
@@ -57,13 +57,14 @@ UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 """Control characters, and characters that change the direction of writing, as in inventory.shown."""
 
 
-def make_report(run: Path, status: Row | None = None) -> Path:
-    """Write the run's report.html; gives its path. `status` goes before what status.json says."""
+def make_report(run: Path, status: Row | None = None, language: str = "") -> Path:
+    """Write the run's report.html; gives its path. `status` goes before what status.json says, `language` before that
+    of the terminal in which the run was started."""
     path = run / REPORT
     facts = _facts(run)
     if not (run / FETCHED).exists():
         write_atomically(run / REPORT_FACTS, json.dumps(facts, ensure_ascii=False))
-    write_atomically(path, page(content(run, time.time(), status, facts)))
+    write_atomically(path, page(content(run, time.time(), status, facts, language)))
     return path
 
 
@@ -101,10 +102,12 @@ def _facts(run: Path) -> Row:
     }
 
 
-def content(run: Path, now: float, status: Row | None = None, facts: Row | None = None) -> dict[str, Any]:
+def content(
+    run: Path, now: float, status: Row | None = None, facts: Row | None = None, language: str = ""
+) -> dict[str, Any]:
     """All the page shows, read from the run folder; what is missing there is left out or said to be."""
     plan, launch = object_in(run / PLAN), object_in(run / LAUNCH)
-    say = Words(str(launch.get("language") or "en"))
+    say = Words(language or str(launch.get("language") or "en"))
     status = status or object_in(run / STATUS)
     rows = _rows(run / METRICS)
     steps = [row for row in rows if "loss" in row]
@@ -218,8 +221,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run folder")
     parser.add_argument("--status", choices=["-"], help="read status.json's next content from standard input")
+    parser.add_argument("--language", choices=["en", "zh"], default="", help="default: as the run was started")
     args = parser.parse_args()
-    print(make_report(args.run.resolve(), json.load(sys.stdin) if args.status else None))
+    print(make_report(args.run.resolve(), json.load(sys.stdin) if args.status else None, args.language))
 
 
 if __name__ == "__main__":
