@@ -6,7 +6,7 @@ A second run changes nothing.
 
 from deploy.models import fetch_models
 from deploy.network import name_nodes
-from deploy.node_operation import tell_operation_times
+from deploy.node_operation import deploy_alone, tell_operation_times
 from deploy.nvidia import install_driver
 from deploy.packages import install_packages
 from deploy.python_env import build_environment
@@ -14,6 +14,7 @@ from deploy.spot import watch_for_notices
 from deploy.storage import mount_data_disk, mount_restored_disk, record_disk
 from deploy.trust import share_trust
 
+deploy_alone()
 tell_operation_times()
 mount_restored_disk()  # the packages a snapshot brought along
 install_packages()

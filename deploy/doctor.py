@@ -76,7 +76,9 @@ def _all_there(survey: NodeSurvey) -> Iterable[Finding]:
 
 def _reached(survey: NodeSurvey) -> Iterable[Finding]:
     for node in survey.nodes:
-        if error := survey.unreachable.get(node.name):
+        if node.stopped:
+            yield Finding(node.name, "reached", "broken", "is stopped", "fab up")
+        elif error := survey.unreachable.get(node.name):
             # where the reason leaves that open, ssh says more
             yield Finding(node.name, "reached", "broken", str(error), getattr(error, "mend", "") or _on(node, "true"))
         else:

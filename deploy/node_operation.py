@@ -7,9 +7,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import wraps
+from contextlib import ExitStack
+from functools import cache, wraps
 from io import StringIO
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -26,6 +28,9 @@ from pyinfra.facts.files import FileContents
 from pyinfra.operations import files
 
 from deploy.node_files import refuse
+from inventory.cloud.errors import RentError
+from inventory.renting.intents import alone
+from inventory.renting.tags import StateFiles
 from inventory.shown import shown_in_colour
 from training.text.files import SFTP_GARBAGE, SHELL_ADVICE, Frame
 
@@ -115,6 +120,24 @@ def file_text(path: str) -> str | None:
 def put_text(path: str, text: str, mode: str | None = "644") -> Commands:
     """A file of this node with this text, within an operation."""
     yield from files.put._inner(src=StringIO(text), dest=path, mode=mode)
+
+
+_until_exit = ExitStack()
+
+
+@cache
+def _hold(cluster: str) -> None:
+    try:
+        lock = StateFiles.of(cluster).folder / "deploy.busy"
+        _until_exit.enter_context(alone(lock, "another base deploy of this cluster is running here"))
+    except RentError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def deploy_alone() -> None:
+    """End pyinfra with one sentence and code 2 where this machine is deploying to the same cluster already."""
+    _hold(host.data.settings.name)  # asked once a host
 
 
 FILE_VARIABLE = "SPOTUNE_OPERATION_TIMES"

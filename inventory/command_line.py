@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import inspect
 import os
 import re
@@ -21,6 +22,7 @@ from invoke.parser.context import to_flag
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import only_json_on_stdout, show_plainly
+from inventory.state import state_folder
 
 WORDS = {int: "a whole number", float: "a number"}
 
@@ -51,9 +53,20 @@ def sentences(interrupted: str = "interrupted") -> Iterator[None]:
     except Exception as error:
         # by the attribute: the errors of the rooms have no base in common, since training's go to the nodes alone
         code = getattr(error, "exit_code", None)
+        if code is None and isinstance(error, OSError) and _of_this_disk(error):
+            where = error.filename or state_folder()
+            way = "spotune needs a folder that it can write, on a disk with room and file locks: XDG_STATE_HOME, TMPDIR"
+            raise Exit(f"{where}: {error.strerror}; {way}", code=FAILURE) from error
         if code is None:
             raise
         raise Exit(str(error), code=code) from error
+
+
+def _of_this_disk(error: OSError) -> bool:
+    """Whether this machine's disk is to blame: any file of spotune's state, or a disk that is full, read-only or has no
+    locks."""
+    full = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOLCK}
+    return error.errno in full or str(error.filename or "").startswith(str(state_folder()))
 
 
 def end_quietly_without_a_reader() -> None:

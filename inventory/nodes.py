@@ -44,6 +44,8 @@ class Node:
     zone: str = ""
     machine_id: str = ""
     """By which its cloud knows the machine; empty where it is not rented."""
+    stopped: bool = False
+    """Whether its cloud says so."""
     through: Node | None = None
     """The jump host that this machine reaches it by; none of the cluster's own."""
 

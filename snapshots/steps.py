@@ -152,7 +152,7 @@ def _waiting(snapshot: Snapshot, lacking: Sequence[str]) -> Iterator[Step]:
 
 def _machines(machines: UpPlan, fresh: Sequence[str], reused: Mapping[str, Disk]) -> Iterator[Step]:
     wish, instances = machines.wish, machines.existing.instances
-    asleep = node_names([i for i in instances if i.status in ("Stopped", "Stopping")])
+    asleep = node_names([i for i in instances if i.is_stopped])
     if asleep:
         yield Step("machines", f"start {', '.join(asleep)}", "stopped", "billed by the hour again")
     if not machines.numbers:

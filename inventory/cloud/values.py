@@ -44,6 +44,10 @@ class Instance:
         """Whether the cloud has begun to take it back."""
         return "recycling" in self.locks
 
+    @property
+    def is_stopped(self) -> bool:
+        return self.status in {"Stopping", "Stopped"}
+
 
 @dataclass(frozen=True)
 class Disk:

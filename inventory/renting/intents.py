@@ -16,7 +16,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -126,23 +126,9 @@ class Intents:
                 del pending[key]
             self._write(pending)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Hold the cluster for this process. Raises RentError where another one does, without waiting for it."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self.path.with_suffix(".busy"), "a+b", opener=_private) as holder:
-            if not _locked(holder):
-                time.sleep(0.5)  # a child that was just forked shares the lock until it executes its program
-                if not _locked(holder):
-                    pid = os.pread(holder.fileno(), 32, 0).decode(errors="replace").strip() or "unknown"
-                    raise RentError(
-                        "another fab is making or removing machines of this cluster "
-                        f"(process {pid}); wait until it ends"
-                    )
-            holder.truncate(0)
-            holder.write(f"{os.getpid()}\n".encode())
-            holder.flush()
-            yield
+        return alone(self.path.with_suffix(".busy"), "another fab is making or removing machines of this cluster")
 
     def _begin(self, key: str, wanted: str, count: int) -> str:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -194,6 +180,22 @@ class Intents:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def alone(lock: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock file for this process. Raises RentError where another one does, without waiting for it."""
+    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(lock, "a+b", opener=_private) as holder:
+        if not _locked(holder):
+            time.sleep(0.5)  # a child that was just forked shares the lock until it executes its program
+            if not _locked(holder):
+                pid = os.pread(holder.fileno(), 32, 0).decode(errors="replace").strip() or "unknown"
+                raise RentError(f"{otherwise} (process {pid}); wait until it ends")
+        holder.truncate(0)
+        holder.write(f"{os.getpid()}\n".encode())
+        holder.flush()
+        yield
 
 
 def _locked(file: BinaryIO) -> bool:

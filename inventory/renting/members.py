@@ -211,6 +211,7 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
             type=each.instance_type,
             zone=each.zone_id,
             machine_id=each.instance_id,
+            stopped=each.is_stopped,
         )
         for rank, (name, each) in enumerate(zip(names(ordered), ordered, strict=True))
     )

@@ -119,7 +119,7 @@ class UpPlan:
 
     @property
     def stopped(self) -> tuple[Instance, ...]:
-        return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
+        return tuple(i for i in self.there if i.is_stopped)
 
 
 def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:

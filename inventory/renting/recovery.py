@@ -97,7 +97,8 @@ def snapshot_words(snapshot: Snapshot | None) -> str:
 
 
 def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
-    """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
+    """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none, or no te1 that
+    runs.
 
     The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.
     """
@@ -110,6 +111,8 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
         raise SettingsError(
             f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest}): fab rebuild"
         )
+    if machines[0].is_stopped:
+        raise SettingsError(f"te1, the head of {settings.name!r}, is stopped: fab up starts it")
     return members.as_nodes(settings, machines, cloud.disks(tags=wanted))
 
 

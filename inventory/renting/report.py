@@ -68,7 +68,7 @@ def show_machines(settings: Settings) -> None:
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         display(machines_table(instances, settings, cloud.now()))
-        if stopped := [members.label(each) for each in instances if each.status == "Stopped"]:
+        if stopped := [members.label(each) for each in instances if each.is_stopped]:
             display(f"stopped: {', '.join(stopped)}; fab up starts what is stopped")
         if lacking := members.lacking(members.names(members.reachable(instances)), settings):
             display(f"{lacking.message}: {lacking.mend}")

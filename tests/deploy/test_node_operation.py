@@ -13,6 +13,8 @@ import pytest
 
 from deploy.network import IpJson
 from deploy.trust import SSHD_CONFIG, NodeKeys, authorized_keys, known_hosts
+from inventory.renting.intents import alone
+from inventory.renting.tags import StateFiles
 from tests.support.fake_nodes import ADDRESSES, LOST, NODE, REPOSITORY, deploy
 
 
@@ -77,6 +79,22 @@ def test_one_refusing_node_ends_pyinfra_with_1_after_the_others_have_finished(tm
     last = json.loads(done.stdout)["results"]["operations"][-1]
     assert (last["success"], last["error"]) == (["@fake/te1"], ["@fake/te2"])
     assert r"no \x1b]52;c;Y3VybA==\x07\x1b[8mroute" in done.stderr and "\x1b]" not in done.stderr
+
+
+def test_a_second_base_deploy_of_a_cluster_ends_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hosts.py").write_text(
+        "from inventory.settings import Settings\n"
+        "nodes = [('@local', {'settings': Settings.model_validate({'name': 'demo'})})]\n"
+    )
+    (tmp_path / "do.py").write_text("from deploy.node_operation import deploy_alone\n\ndeploy_alone()\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    command = [sys.executable, "-m", "pyinfra", "-y", str(tmp_path / "hosts.py"), str(tmp_path / "do.py")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    codes = []
+    with alone(StateFiles.of("demo").folder / "deploy.busy", "busy"):
+        codes.append(subprocess.run(command, check=False, cwd=REPOSITORY, env=environment).returncode)
+    codes.append(subprocess.run(command, check=False, cwd=REPOSITORY, env=environment).returncode)
+    assert codes == [2, 0]
 
 
 FOUR = ("te1", "te2", "te3", "te4")

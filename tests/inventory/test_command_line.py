@@ -1,6 +1,7 @@
 """What a user mistypes ends in one sentence and an exit code."""
 
 import ast
+import errno
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from inventory.node_program import ProgramError, ProgramRefused
 from inventory.settings import SettingsError
 from inventory.shown import only_json_on_stdout, print_json
 from inventory.ssh import HostKeyError, SshError
+from inventory.state import state_folder
 from snapshots.listing import SnapshotError
 from training.cost.shape import PlanError
 from training.data.sample import DataError
@@ -287,6 +289,22 @@ def test_every_error_of_the_control_sides_folders_says_its_exit_code():
 def test_an_error_nobody_expected_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), sentences():
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.ENOLCK, "No locks available"),
+        PermissionError(errno.EACCES, "Permission denied", str(state_folder() / "clusters")),
+    ],
+)
+def test_a_state_folder_that_cannot_be_written_is_code_1(error):
+    with pytest.raises(Exit) as caught, sentences():
+        raise error
+    assert caught.value.code == 1
+    with pytest.raises(PermissionError), sentences():
+        raise PermissionError(errno.EACCES, "Permission denied", "/etc/other")
 
 
 def test_ctrl_c_ends_a_task_with_a_sentence_and_code_130():

@@ -21,7 +21,7 @@ from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.open_cluster import Session, language_here
-from training.laptop.status import progress, stopping
+from training.laptop.status import progress
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
@@ -93,14 +93,11 @@ def print_outcome(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = F
     if seen.state in {"failed", "lost"}:
         for line in seen.status.last_lines if seen.status else ():
             print(f"  | {line}")
-        reason = (
-            seen.status.reason if seen.status and not stopping(seen) else seen.fault
-        ) or f"its supervisor on {head.name} is gone"
         for line in memory_ladder(head, run_id) if cause == "out_of_gpu_memory" else ():
             print(line)
         if seen.status and seen.status.mistake:
-            raise LaunchError(f"{run_id}: {reason}")
-        raise RunFailed(f"{run_id} failed: {reason}")
+            raise LaunchError(f"{run_id}: {seen.reason}")
+        raise RunFailed(f"{run_id} {seen.state}: {seen.reason}")
     print(ending(run_id, seen))
     unsaved = cause == "asked" and not (seen.status and seen.status.cause.saved)
     if cause in NEXT_STEPS and runs.is_training(run_id) and not (ways_told or unsaved):
@@ -109,9 +106,8 @@ def print_outcome(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = F
 
 def ending(run_id: str, seen: RunLook) -> str:
     """How a run ended, in one line."""
-    reason = seen.status.reason if seen.status else seen.fault
     spent = f" ({seen.money} so far)" if seen.money else ""
-    return f"{run_id} {seen.state}{spent}{f': {reason}' if reason else ''}"
+    return f"{run_id} {seen.state}{spent}{f': {seen.reason}' if seen.reason else ''}"
 
 
 def memory_ladder(head: Head, run_id: str) -> list[str]:

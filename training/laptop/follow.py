@@ -83,6 +83,13 @@ class RunLook:
             return "starting" if self.alive else "lost"
         return self.status.state if self.status.over or self.alive else "lost"
 
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, and what of its files cannot be read; empty where there is nothing to say."""
+        if self.state == "lost" and not self.fault:
+            return "its supervisor is gone: the machine restarted, or the process was killed"
+        return "; ".join(filter(None, (self.status.reason if self.status else "", self.fault)))
+
 
 def look_command(run_dir: str, here: bool = False) -> str:
     """A shell command that prints one look at a run."""

@@ -77,8 +77,10 @@ def who_goes(notices: Sequence[reclaim.Notice]) -> str:
     return reclaim.words(notices, lambda at: clock(datetime.fromtimestamp(at, UTC)))
 
 
-def refuse_reclaimed(cluster: Session) -> None:
-    """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
+def refuse_leaving(cluster: Session) -> None:
+    """LaunchError where a node is stopped, or the cloud has said that it takes it back: a run would end at once."""
+    if stopped := ", ".join(node.name for node in cluster.nodes if node.stopped):
+        raise LaunchError(f"stopped: {stopped}; fab up starts what is stopped")
     if soon := under_notice(cluster):
         without_head = cluster.head.name in {notice.node for notice in soon}
         way = (
@@ -176,7 +178,7 @@ def start_lock(cluster: Session) -> Iterator[StartLock]:
     is about to be taken back, and the head's disk is this cluster's own. Raises LaunchError."""
     with hold_start_lock(cluster.head) as mine:
         refuse_active(cluster.head)
-        refuse_reclaimed(cluster)
+        refuse_leaving(cluster)
         refuse_other_disk(cluster)
         remove_abandoned(cluster.head)
         yield mine

@@ -174,8 +174,7 @@ def runs_table(looks: Sequence[RunLook]) -> None:
         step = f"{row['step']}/{row['total_steps']}" if row else "-"
         loss = number(row["loss"]) if row else "-"
         validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
-        reasons = (seen.status.reason, off_plan(seen.status)) if seen.status else ()
-        reason = "; ".join(part for part in (*reasons, seen.fault) if part)
+        reason = "; ".join(filter(None, (seen.reason, off_plan(seen.status) if seen.status else "")))
         updated = f"{age(seen.age_s)} ago" if seen.status else "-"
         rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
     if not rows:

@@ -77,6 +77,16 @@ def test_a_kept_disk_is_named_and_beside_it_a_snapshot_of_another(cluster):
     assert other in " ".join(ended(cluster.fab("up", "--nodes", "1", "--dry"), 0).split())
 
 
+def test_a_stopped_machine_is_known_and_a_stopped_head_is_refused(cluster):
+    cluster.up(2)
+    one, two = (cluster.machines[f"demo-te{k}"] for k in (1, 2))
+    cluster.cloud.call("StopInstances", {"RegionId": "cn-hangzhou", "InstanceId": [two.instance_id]})
+    assert [node.stopped for node in rented_nodes(cluster.cloud, cluster.settings)] == [False, True]
+    cluster.cloud.call("StopInstances", {"RegionId": "cn-hangzhou", "InstanceId": [one.instance_id]})
+    with pytest.raises(SettingsError):
+        rented_nodes(cluster.cloud, cluster.settings)
+
+
 def test_snapshots_that_cannot_be_asked_for_hide_no_sentence(cluster):
     cluster.api.fault("DescribeSnapshots", "error-500", times=99)
     with pytest.raises(SettingsError, match=r"has no machines in cn-hangzhou; rent them: fab up\nwhat else"):

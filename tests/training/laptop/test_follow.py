@@ -46,6 +46,11 @@ def make_run(runs: Path, run_id: str = RUN, state: str = "running", started: flo
     return folder
 
 
+def test_a_lost_run_says_why(tmp_path: Path):
+    seen = parse_look(sh(look_command(str(make_run(tmp_path)), here=True)))
+    assert seen.state == "lost" and seen.reason
+
+
 def test_a_look_reads_status_and_whole_metrics_lines(tmp_path: Path):
     folder, began = make_run(tmp_path), time.time()
     seen = parse_look(sh(look_command(str(folder), here=True)))

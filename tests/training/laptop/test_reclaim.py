@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,22 +218,24 @@ class Head:
 def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path):
     head = Head(tmp_path / "notices")
     cluster = cluster_of(head, [node(0), node(1)])
-    new_run.refuse_reclaimed(cluster)
+    new_run.refuse_leaving(cluster)
+    with pytest.raises(LaunchError):
+        new_run.refuse_leaving(cluster_of(head, [node(0), replace(node(1), stopped=True)]))
     notice(head.folder, "te9", in_s=200)
     notice(head.folder, "te2", in_s=-20, noticed_ago_s=320)
-    new_run.refuse_reclaimed(cluster)
+    new_run.refuse_leaving(cluster)
     notice(head.folder, "te2", in_s=200)
     with pytest.raises(
         LaunchError, match=r"^te2 is being reclaimed at 2\d{3}-\d\d-\d\d \d\d:\d\d \(spot\): "
     ) as refused:
-        new_run.refuse_reclaimed(cluster)
+        new_run.refuse_leaving(cluster)
     assert str(refused.value).endswith(
         "when it is gone, this command starts on the machines that are left; "
         "to start on all of them, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
     )
     notice(head.folder, "te1", in_s=200)
     with pytest.raises(LaunchError) as refused:
-        new_run.refuse_reclaimed(cluster)
+        new_run.refuse_leaving(cluster)
     way = "fab rebuild, or fab up and the base deploy where there is no snapshot, then this command again"
     assert str(refused.value).endswith(f"when it is gone: {way}"), "without the head nothing starts"
 

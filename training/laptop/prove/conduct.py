@@ -137,7 +137,7 @@ def _results_of(cluster: Session, launch: Launch) -> tuple[dict[str, Any], list[
     content = head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT} 2>/dev/null; true")
     result: dict[str, Any] = bounded_json(content or '{"outcomes": [], "done": false}')
     outcomes = read(result["outcomes"])
-    reason = seen.status.reason if seen.status else "no status"
+    reason = seen.reason
     if not result["done"]:
         return result, [*outcomes, failed("the start of all ranks", f"it ended before it had seen all: {reason}")]
     broken = (rank, launch.host_of(rank).name)
@@ -196,7 +196,7 @@ def sockets(cluster: Session, threads: int, each: int, say: Callable[[str], None
     launch = _start(cluster, "training.node.commcheck", env=env)
     seen = silently(cluster.head, launch.run_id)
     if seen.state != "finished":
-        return failed(name, seen.status.reason if seen.status else "no status")
+        return failed(name, seen.reason)
     result = comm_report.parse_result(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
     right = not comm_report.wrong_results(result)
     return judged(name, right, f"all_gather {comm_report.best_busbw(result, 'all_gather'):.2f} GB/s")
@@ -221,7 +221,7 @@ def loaded(cluster: Session, when: str, say: Callable[[str], None]) -> Outcome:
     launch = _start(cluster, WALK, files, {"CUDA_MODULE_LOADING": when})
     seen = silently(cluster.head, launch.run_id)
     if seen.state != "finished":
-        return failed(name, seen.status.reason if seen.status else "no status")
+        return failed(name, seen.reason)
     result = bounded_json(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
     right = all(outcome.state == "pass" for outcome in read(result["outcomes"]) if outcome.name.startswith("pipeline"))
     words = f"{result['seconds']['strategies']} s of steps, {_ended_after(seen.status):.0f} s from the start to the end"
@@ -239,7 +239,7 @@ def real_steps(cluster: Session, model: str, say: Callable[[str], None]) -> list
         return [failed(f"{STEPS} steps of {model}", str(error))]
     seen = silently(cluster.head, run_id)
     if seen.state != "finished":
-        return [failed(f"{STEPS} steps of {model}", seen.status.reason if seen.status else "no status")]
+        return [failed(f"{STEPS} steps of {model}", seen.reason)]
     return against_plan(model, runs.predicted(cluster.head, run_id), seen.metrics)
 
 

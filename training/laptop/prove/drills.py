@@ -199,7 +199,7 @@ class Drill:
         while time.monotonic() < until:
             seen = runs.look(self.head, self.run_id)
             if seen.over:
-                raise DrillError(f"{self.run_id} {seen.state}: {seen.status.reason if seen.status else 'no status'}")
+                raise DrillError(f"{self.run_id} {seen.state}: {seen.reason}")
             if seen.metrics and reached(seen.metrics[-1]["step"]):
                 return
             time.sleep(0.5)
