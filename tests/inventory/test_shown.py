@@ -151,7 +151,7 @@ def test_what_moves_on_a_terminal_is_drawn_and_what_others_say_meanwhile_is_show
     assert "\x1b[2K" in text, "it is drawn over"
     assert "\\x1b[2K" not in text and "\x1b[2J" not in text
     plain = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", text)
-    assert "step 7/9  loss 1.5000  ETA 0:02  running 0:01:05" in plain
+    assert "step 7/9  loss 1.5000  ETA 00:02  running 0:01:05" in plain
     assert "no answer from the head for 0 s" in plain
     assert "validation 1.2500 (step 6)  lr 1.00e-04  51234 tokens/s  21.5 GiB\r\n" in plain
 

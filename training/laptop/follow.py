@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from training.cost.pace import cost_so_far
@@ -212,7 +213,8 @@ def follow(
 
 def headline(row: dict[str, Any], eta: float | None) -> str:
     """How far a run is, in half a line."""
-    left = "" if eta is None else f"  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
+    clock = str(timedelta(seconds=int(eta or 0)))
+    left = "" if eta is None else f"  ETA {clock.removeprefix('0:')}"
     return f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{left}"
 
 

@@ -77,7 +77,7 @@ def test_the_newest_evaluation_is_seen_among_steps_and_long_after_them(tmp_path:
 def test_what_is_shown_of_a_step_names_the_newest_validation_loss_and_outlives_infinity():
     row = {"step": 7, "total_steps": 9, "loss": None, "lr": 1e-4, "tokens_per_s": 5.0, "memory_gib": 1.0}
     assert headline(row, None) == "step 7/9  loss not finite"
-    assert headline({**row, "loss": 1.5}, 60.0) == "step 7/9  loss 1.5000  ETA 1:00"
+    assert headline({**row, "loss": 1.5}, 3661.0) == "step 7/9  loss 1.5000  ETA 1:01:01"
     assert details(row, {"step": 6, "validation_loss": 1.25}).startswith("validation 1.2500 (step 6)  lr 1.00e-04")
     assert "validation" not in details(row)
 
