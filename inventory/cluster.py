@@ -13,7 +13,7 @@ from typing import Any
 
 from inventory.cloud.errors import CloudError, RentError
 from inventory.known_hosts import KnownHosts, read_known_hosts
-from inventory.nodes import Node, pyinfra_hosts, pyinfra_ssh_config, static_nodes, unreachable_nodes, users_ssh_config
+from inventory.nodes import Node, pyinfra_hosts, pyinfra_ssh_config, static_nodes, unreachable_nodes
 from inventory.settings import Settings, SettingsError, load_settings
 from training.text.deferred import deferred
 
@@ -45,7 +45,7 @@ def load_cluster(path: Path | None = None) -> Cluster:
 
 def _with_nodes(settings: Settings) -> Cluster:
     if settings.is_listed:
-        nodes = static_nodes(settings, users_ssh_config())
+        nodes = static_nodes(settings)
         if faults := list(unreachable_nodes(nodes)):
             raise SettingsError("\n".join(faults))
         return Cluster(settings, nodes)

@@ -1,21 +1,25 @@
-"""Node: one machine of the cluster, as every other part of spotune sees it. Pure."""
+"""Node: one machine of the cluster, as every other part of spotune sees it."""
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from paramiko import SSHConfig, SSHConfigDict, SSHException
+from urllib.parse import urlsplit
 
 from inventory.setting_types import SettingsError, is_address
 from inventory.settings import Settings
 
 SSH_CONFIG = Path("~/.ssh/config")
-"""The user's own, as paramiko reads it: without Include."""
+"""The user's own, as ssh itself reads it (`ssh -G`)."""
+READ_TIMEOUT_S = 60
+"""Its `Match exec` commands run, and `CanonicalizeHostname` asks name servers."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +64,23 @@ class Node:
         return max(1, self.gpus)
 
 
-def users_ssh_config() -> SSHConfig:
-    """It as it is now, empty where there is none. Raises SettingsError where it cannot be read."""
-    try:
-        return SSHConfig.from_path(SSH_CONFIG.expanduser())
-    except FileNotFoundError:
-        return SSHConfig()
-    except (SSHException, OSError, ValueError) as error:
-        raise SettingsError(f"{SSH_CONFIG} cannot be read: {error}") from None
+def static_nodes(settings: Settings) -> tuple[Node, ...]:
+    """The machines listed in cluster.toml, in rank order. What it leaves open, ~/.ssh/config may say.
 
-
-def static_nodes(settings: Settings, config: SSHConfig | None = None) -> tuple[Node, ...]:
-    """The machines listed in cluster.toml, in rank order. What it leaves open, the user's ssh `config` may say."""
-    ssh, config = settings.ssh, config or SSHConfig()
+    Raises SettingsError where ssh refuses that file, or is missing.
+    """
+    ssh = settings.ssh
     chosen = ssh.model_dump(include=ssh.model_fields_set)
     nodes = []
     for rank, entry in enumerate(settings.nodes):
-        host_config = _lookup(config, entry.address)
         node = Node(
             name=entry.name,
             rank=rank,
-            address=host_config["hostname"],
-            private_address=entry.private_address or host_config["hostname"],
-            user=entry.user or chosen.get("user") or host_config.get("user") or ssh.user,
-            port=entry.port or chosen.get("port") or _port(host_config.get("port")) or ssh.port,
-            key=entry.key or chosen.get("key") or _key(host_config, ssh.key),
+            address=entry.address,
+            private_address=entry.private_address or "",
+            user=ssh.user,
+            port=ssh.port,
+            key=ssh.key,
             known_hosts=ssh.known_hosts,
             gpus=entry.gpus,
             disk_serial=entry.disk_serial,
@@ -92,7 +88,9 @@ def static_nodes(settings: Settings, config: SSHConfig | None = None) -> tuple[N
             currency=entry.currency,
             card=entry.card,
         )
-        nodes.append(replace(node, through=_through(_jumps(host_config), node, config)))
+        node = _reached(node, entry.user or chosen.get("user"), entry.port or chosen.get("port"))
+        key = entry.key or chosen.get("key") or node.key
+        nodes.append(replace(node, key=key, private_address=node.private_address or node.address))
     return tuple(nodes)
 
 
@@ -109,48 +107,68 @@ def unreachable_nodes(nodes: Sequence[Node]) -> Iterable[str]:
             )
 
 
-def _jumps(host_config: Mapping[str, Any]) -> list[str]:
-    """ProxyJump: USER@HOST:PORT or less of it, from the first hop on."""
-    return host_config["proxyjump"].split(",") if host_config.get("proxyjump", "none") != "none" else []
-
-
-def _port(port: str | None) -> int | None:
-    if port is not None and not port.isdecimal():
-        raise SettingsError(f"{SSH_CONFIG}: {port!r} is no port")
-    return int(port) if port else None
-
-
-def _lookup(config: SSHConfig, host: str) -> SSHConfigDict:
-    try:
-        return config.lookup(host)
-    except SSHException as error:  # CanonicalizeHostname, whose name server does not answer
-        raise SettingsError(f"{SSH_CONFIG} cannot be read for {host}: {error}") from None
-
-
-def _key(host_config: Mapping[str, Any], otherwise: Path) -> Path:
-    files = (Path(name).expanduser() for name in host_config.get("identityfile", ()))
-    return next((file for file in files if file.is_file()), otherwise)
-
-
-def _through(jumps: Sequence[str], node: Node, config: SSHConfig, seen: tuple[str, ...] = ()) -> Node | None:
-    """The last of these jump hosts, as a node that is reached through those before it."""
-    if not jumps:
-        return None
-    *before, last = jumps
-    user, _, place = last.strip().rpartition("@")
-    host, _, port = place.rpartition(":") if place.count(":") == 1 else (place.strip("[]"), "", "")
-    host_config = _lookup(config, host)
-    # what `Host *` says of jumps is for this one too, but no way to a host leads through itself
-    before = before or [hop for hop in _jumps(host_config) if hop not in (*seen, last)]
+def _reached(
+    node: Node, user: str | None, port: int | None, before: Sequence[str] = (), seen: tuple[str, ...] = ()
+) -> Node:
+    """The node as `ssh -p PORT USER@ADDRESS` reaches it. `before`: the jump hosts that are named on the way, as
+    USER@HOST:PORT or less of it; `seen`: those on whose way this node is."""
+    values = _ssh_config(node.address, user, port, "" if seen else node.user)
+    keys = [Path(os.path.expandvars(name)) for name in values["identityfile"] if name != "none"]
+    # what `Host *` says of jumps is for a jump host too, but no way to a host leads through itself
+    own = [hop for line in values.get("proxyjump", ()) for hop in line.split(",") if hop not in ("none", *seen)]
+    through = None
+    if jumps := before or own:
+        *earlier, last = jumps
+        place = urlsplit(last if "://" in last else f"ssh://{last}")
+        host = place.hostname or ""
+        hop = replace(node, name=host, address=host)
+        through = _reached(hop, place.username, place.port, earlier, (*seen, last))
     return replace(
         node,
-        name=host,
-        address=host_config["hostname"],
-        user=user or host_config.get("user") or getpass.getuser(),
-        port=_port(port or host_config.get("port")) or 22,
-        key=_key(host_config, node.key),
-        through=_through(before, node, config, (*seen, last)),
+        address=values["hostname"][0],
+        user=values["user"][0],
+        port=int(values["port"][0]),
+        key=next((key for key in keys if key.is_file()), next(iter(keys), node.key)),
+        through=through,
     )
+
+
+def _ssh_config(host: str, user: str | None, port: int | None, usual_user: str) -> dict[str, list[str]]:
+    """What `ssh -p PORT USER@HOST` would use, by the keys of ~/.ssh/config in small letters, with all tokens replaced.
+    `usual_user`: where neither `user` nor the file names one; empty: ssh's own default."""
+    file, me = SSH_CONFIG.expanduser(), pwd.getpwuid(os.getuid()).pw_name
+    options = [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
+    values = _printed("", "-F", str(file) if file.exists() else "none", *options)
+    if usual_user and not user and values["user"] == [me]:  # named in the file, or ssh's own default
+        config = f'Include "{file}"\nMatch all\nUser {usual_user}\n'
+        values["user"] = _printed(config, "-F", "/dev/stdin", *options)["user"]
+    tokens = {"%": "%", "d": str(Path.home()), "n": host, "u": me}
+    tokens |= {"h": values["hostname"][0], "p": values["port"][0], "r": values["user"][0]}
+    for key in ("identityfile", "proxyjump"):  # which `ssh -G` prints as they are in the file
+        lines = (re.sub("^~(?=/)", "%d", line) for line in values.get(key, ()))
+        values[key] = [re.sub("%(.)", lambda token: tokens.get(token[1], token[0]), line) for line in lines]
+    return values
+
+
+def _printed(config: str, *options: str) -> dict[str, list[str]]:
+    """What `ssh -G` prints, by its keys; of IdentityFile "none" and then what the file has, not ssh's own defaults.
+    `config` is what /dev/stdin holds."""
+    argv, name = ["ssh", "-G", "-o", "IdentityFile=none", *options], options[-1]
+    try:
+        done = subprocess.run(
+            argv, input=config, capture_output=True, check=False, timeout=READ_TIMEOUT_S, errors="replace"
+        )
+    except FileNotFoundError:
+        raise SettingsError(f"there is no ssh here, which reads {SSH_CONFIG}: install the OpenSSH client") from None
+    except subprocess.TimeoutExpired:
+        raise SettingsError(f"{SSH_CONFIG}: `ssh -G {name}` is not done after {READ_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise SettingsError(f"{SSH_CONFIG} cannot be read for {name}: {' | '.join(done.stderr.splitlines())}")
+    values: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        key, _, value = line.partition(" ")
+        values.setdefault(key, []).append(value)
+    return values
 
 
 def price_of(nodes: Sequence[Node]) -> tuple[float | None, str]:

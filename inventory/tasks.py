@@ -55,7 +55,7 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
         known = settings.ssh.known_hosts
         if note := known_hosts.parse_known_hosts(hostkeys.read(known)).note:
             say(f"{known}: {note}")
-        nodes = node_list.static_nodes(settings, node_list.users_ssh_config())
+        nodes = node_list.static_nodes(settings)
         hops = {(hop.address, hop.port): hop for node in nodes for hop in node.hops}
         silent = [node.name for node in (*hops.values(), *nodes) if not _trust_node(node, yes, fingerprint)]
     if silent:

@@ -1,6 +1,7 @@
 """Machines listed in cluster.toml, as nodes and as a pyinfra inventory."""
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from inventory.cluster import load_cluster, ssh_files
-from inventory.nodes import pyinfra_hosts
-from inventory.settings import SettingsError
+from inventory.nodes import pyinfra_hosts, static_nodes
+from inventory.settings import SettingsError, Ssh, load_settings
 
 ROOT = Path(__file__).parents[2]
 TWO = """\
@@ -111,16 +112,79 @@ def test_what_cluster_toml_leaves_open_comes_from_the_users_ssh_config(tmp_path,
     assert (len(node.hops), outer.address, outer.user, outer.port) == (2, "outer", "anna", 2022)
 
 
-CANONICAL = "CanonicalizeHostname yes\nCanonicalizeFallbackLocal no\nCanonicalDomains nowhere.invalid\n"
+AS_SSH_READS_IT = {
+    "comments behind values": "Host gpu # rack 4\n HostName 203.0.113.9 # big\n Port 2222 # not 22\n User me # sudo\n",
+    "a criterion that is not met": "Match localnetwork 198.51.100.0/24\n Port 1\n ProxyJump far\nHost gpu\n User me\n",
+    "a tag": "Host gpu\n Tag lab\nMatch tagged lab\n User me\n",
+    "the last pass": "Host gpu\n HostName 203.0.113.9\nMatch final all\n User me\n Port 2222\n",
+    "criteria with a sign": "Match host=gpu\n User me\n",
+    "the login user": "Match user root\n Port 2222\n",
+    "a URI on the way": "Host gpu\n ProxyJump ssh://me@bastion.example:2200\n",
+    "IPv6 on the way": "Host gpu\n ProxyJump me@[2001:db8::5]:2200\n",
+    "several on the way": "Host gpu\n ProxyJump a@x:1,b@[2001:db8::5]:2,c@z\n",
+    "none on the way": "Host gpu\n ProxyJump none\nHost *\n ProxyJump bastion.example\n",
+    "another encoding": "# \u5b9e\u9a8c\u5ba4\nHost gpu\n User me\n Port 2222\n",
+    "an included file": "Include {folder}/more\n",
+    "one that is unknown to ssh": "nonsense\n",
+    "no port": "Host gpu\n Port many\n",
+    "no criterion": "Match whatever\n",
+    "no name server": "CanonicalizeHostname yes\nCanonicalizeFallbackLocal no\nCanonicalDomains nowhere.invalid\n",
+}
+"""ssh_config(5); what only a newer ssh knows is refused by both."""
 
 
-@pytest.mark.parametrize("config", ["Host gpu\n  Port many\n", "nonsense\n", "Match whatever\n", CANONICAL])
-def test_an_ssh_config_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch, config):
+@pytest.mark.parametrize("text", AS_SSH_READS_IT.values(), ids=AS_SSH_READS_IT)
+def test_a_users_ssh_config_means_what_ssh_makes_of_it(tmp_path, monkeypatch, text):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "config").write_text(config)
-    with pytest.raises(SettingsError, match=r"\.ssh/config"):
-        load_cluster(settings_file(tmp_path, ALIAS.replace("{table}", '[ssh]\nkey = "{key}"')))
+    config = tmp_path / ".ssh" / "config"
+    config.write_bytes(text.format(folder=tmp_path).encode("gbk"))
+    (tmp_path / "more").write_text("Host gpu\n User me\n")
+    options = [] if "User me" in text or "Include" in text else ["-l", "root"]  # spotune's own default
+    oracle = subprocess.run(["ssh", "-G", "-F", config, *options, "gpu"], capture_output=True, text=True, check=False)
+    toml = settings_file(tmp_path, ALIAS.replace("{table}", ""))
+    if oracle.returncode:
+        with pytest.raises(SettingsError):
+            static_nodes(load_settings(toml))
+        return
+    (node,) = static_nodes(load_settings(toml))
+    says = dict(line.partition(" ")[::2] for line in reversed(oracle.stdout.splitlines()))
+    assert (node.address, node.user, str(node.port)) == (says["hostname"], says["user"], says["port"])
+    way = [(hop.user, hop.address, hop.port) for hop in node.hops]
+    jumps = [hop.removeprefix("ssh://") for hop in says.get("proxyjump", "none").split(",") if hop != "none"]
+    assert len(way) == len(jumps)
+    for (user, address, port), jump in zip(way, jumps, strict=True):
+        assert jump in (f"{user}@[{address}]:{port}", f"{user}@{address}:{port}", f"{user}@{address}")
+
+
+def test_a_key_that_the_users_ssh_config_names_is_the_one_that_is_taken_or_missed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    settings = load_settings(settings_file(tmp_path, ALIAS.replace("{table}", "")))
+    for name in ("my key", "gpu.key", ".ssh/id_ed25519", ".ssh/id_rsa"):
+        (tmp_path / name).write_text("a private key")
+    for lines, key in {
+        'IdentityFile "~/my key" # of the lab': "my key",
+        "IdentityFile ~/absent\nIdentityFile %d/%n.key": "gpu.key",
+        "IdentityFile ~/absent\nIdentityFile ~/gone": "absent",
+        "User me": settings.ssh.key,
+    }.items():
+        (tmp_path / ".ssh" / "config").write_text(lines)
+        (node,) = static_nodes(settings)
+        assert node.key == tmp_path / key
+
+
+def test_a_user_that_the_ssh_config_names_counts_also_where_ssh_would_take_it_anyway(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    toml = settings_file(tmp_path, ALIAS.replace("{table}", ""))
+    ssh = Ssh.model_construct(set(), **{**dict(Ssh()), "user": "usual"})
+    settings = load_settings(toml).model_copy(update={"ssh": ssh})
+    me = pwd.getpwuid(os.getuid()).pw_name
+    for lines, user in {f"User {me}": me, "Port 2222": "usual", "Match final all\n User you": "you"}.items():
+        (tmp_path / ".ssh" / "config").write_text(lines)
+        (node,) = static_nodes(settings)
+        assert node.user == user
 
 
 def test_pyinfra_knows_hosts_by_the_lines_that_can_be_read_and_names_the_others(tmp_path, capsys):

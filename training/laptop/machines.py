@@ -11,7 +11,7 @@ from math import inf
 from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, InstanceType
-from inventory.nodes import Node, price_of, static_nodes, users_ssh_config
+from inventory.nodes import Node, price_of, static_nodes
 from inventory.settings import Settings
 from training.cost.cards import SAME_MEMORY, card_bytes, card_named, same_kind, sustained_flops, unknown_card
 from training.cost.memory import GIB
@@ -98,7 +98,7 @@ def _as_if(fleet: Fleet, kinds: Sequence[str]) -> Fleet:
 
 def _listed(settings: Settings, wanted: int) -> Fleet:
     """The first so many nodes of the list; beyond it, more like them."""
-    nodes = static_nodes(settings, users_ssh_config())
+    nodes = static_nodes(settings)
     count = wanted or len(nodes)
     mine, beyond = nodes[:count], count - len(nodes)
     price_h, currency = price_of(mine)

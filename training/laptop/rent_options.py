@@ -11,7 +11,7 @@ from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.values import InstanceType
 from inventory.cluster_file import Value, set_values
-from inventory.nodes import static_nodes, users_ssh_config
+from inventory.nodes import static_nodes
 from inventory.renting import members, tags
 from inventory.renting.types_on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
@@ -86,7 +86,7 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
     wish = replace(wish, card="".join(named_cards(wish.card)))
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
-    known = measurements.known(settings.name, static_nodes(settings, users_ssh_config())[0] if stands else None)
+    known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
     offers: tuple[OnOffer, ...] = ()
     notes = known.notes
     if settings.is_listed:
