@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.cloud.errors import CloudError, RentError
-from inventory.known_hosts import KnownHosts, read_known_hosts
+from inventory.known_hosts import KnownHosts, known_host_name, read_known_hosts
 from inventory.nodes import Node, pyinfra_hosts, pyinfra_ssh_config, static_nodes, unreachable_nodes
 from inventory.settings import Settings, SettingsError, load_settings
 from training.text.deferred import deferred
@@ -65,6 +65,10 @@ def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:
                 f"cluster.toml says provider = {settings.provider!r}; use {settings.inventory}, or change provider"
             )
         cluster = _with_nodes(settings)
+        known = _known_hosts(settings.ssh.known_hosts)
+        names = [known_host_name(node.address, node.port) for node in cluster.nodes]
+        if settings.is_listed and not any(len(known.keys_of(name)) for name in names):
+            raise SettingsError(f"{settings.ssh.known_hosts} has no host key of these machines yet; `fab trust` shows and adds them")
     except (SettingsError, RentError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -77,13 +81,18 @@ def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:
 def ssh_files(nodes: Sequence[Node]) -> Path:
     """The folder that `pyinfra_hosts` takes, for as long as this process lives. A line of known_hosts that paramiko
     cannot read is left out, and named on stderr: pyinfra would know no host at all."""
-    folder = Path(tempfile.mkdtemp(prefix="spotune-ssh-"))
+    # not in TMPDIR, which may have a blank: pyinfra takes what is behind it for another file
+    folder = Path(tempfile.mkdtemp(prefix="spotune-ssh-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "ssh_config").write_text(pyinfra_ssh_config(nodes, folder / "known_hosts"), encoding="utf-8")
     with (folder / "known_hosts").open("w", encoding="utf-8") as file:
         for known in dict.fromkeys(node.known_hosts for node in nodes):
-            read = read_known_hosts(known) if known.exists() else KnownHosts((), ())
+            read = _known_hosts(known)
             if read.note:
                 print(f"{known}: {read.note}", file=sys.stderr)
             file.write(read.text)
     return folder
+
+
+def _known_hosts(file: Path) -> KnownHosts:
+    return read_known_hosts(file) if file.exists() else KnownHosts((), ())

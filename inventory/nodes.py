@@ -210,8 +210,11 @@ def pyinfra_ssh_config(nodes: Sequence[Node], known_hosts: Path) -> str:
     """The way through jump hosts, which pyinfra takes from such a file alone, their host keys verified too."""
     lines = ["Host *", "  StrictHostKeyChecking yes", f"  UserKnownHostsFile {known_hosts}"]
     for node in nodes:
-        if jumps := ",".join(f"{hop.user}@{hop.address}:{hop.port}" for hop in node.hops):
-            lines += [f"Host {node.name}.spotune", f"  HostName {node.address}", f"  ProxyJump {jumps}"]
+        # behind an IPv6 address pyinfra reads no port: that is in the address's own entry
+        jumps = [f"{hop.user}@{hop.address}" + ("" if ":" in hop.address else f":{hop.port}") for hop in node.hops]
+        if jumps:
+            lines += [f"Host {node.name}.spotune", f"  HostName {node.address}", f"  ProxyJump {','.join(jumps)}"]
         for hop in node.hops:
             lines += [f"Host {hop.address}", f"  IdentityFile {hop.key}"]
+            lines += [f"  Port {hop.port}"] if ":" in hop.address and hop.port != 22 else []
     return "".join(f"{line}\n" for line in lines)

@@ -240,8 +240,10 @@ def by_pyinfra(node, folder):
 
 
 @pytest.mark.parametrize("argv", [by_ssh, by_pyinfra])
-def test_a_jump_host_is_passed_and_its_key_verified(behind, server, tmp_path, argv):
+def test_a_jump_host_is_passed_and_its_key_verified(behind, server, tmp_path, argv, monkeypatch):
     gate, node = behind
+    (tmp_path / "a blank").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a blank"))
 
     def runs():
         return subprocess.run(argv(node, tmp_path), cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)

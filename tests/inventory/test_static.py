@@ -4,12 +4,15 @@ import os
 import pwd
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paramiko import SSHConfig
+from pyinfra.connectors.sshuserclient.client import SSHClient
 
 from inventory.cluster import load_cluster, ssh_files
-from inventory.nodes import pyinfra_hosts, static_nodes
+from inventory.nodes import pyinfra_hosts, pyinfra_ssh_config, static_nodes
 from inventory.settings import SettingsError, Ssh, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -196,12 +199,23 @@ def test_pyinfra_knows_hosts_by_the_lines_that_can_be_read_and_names_the_others(
     assert "line 1 (@cert-authority)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("address", "port"), [("2001:db8::5", 2200), ("2001:db8::5", 22), ("203.0.113.9", 2200)])
+def test_pyinfra_finds_a_jump_host_where_it_is(tmp_path, address, port):
+    settings = load_settings(settings_file(tmp_path, TWO))
+    gate, node = static_nodes(settings)
+    gate = replace(gate, address=address, port=port)
+    config = SSHConfig.from_text(pyinfra_ssh_config([replace(node, through=gate)], tmp_path))
+    where, login = SSHClient.derive_shorthand(config, config.lookup("alpha.spotune")["proxyjump"])
+    assert (where, int(login["port"]), login["username"]) == (address, port, "ubuntu")
+
+
 @pytest.mark.parametrize(
     ("text", "inventory", "reason"),
     [
         ('provider = "static"', "inventory/static.py", "at least one [[nodes]]"),
         ("colour = 1", "inventory/static.py", "colour: unknown key"),
         ("", "inventory/static.py", "use inventory/aliyun.py"),
+        (TWO.replace("{key}", "{folder}/id"), "inventory/static.py", "fab trust"),
     ],
 )
 def test_a_mistake_ends_pyinfra_with_one_sentence_and_code_2(tmp_path, monkeypatch, text, inventory, reason):
