@@ -284,7 +284,7 @@ def fstab_with(fstab: str, volume: BlockDevice, filesystem: str) -> str:
 
 def _mounts_data(entry: str) -> bool:
     fields = entry.split()
-    return len(fields) > 1 and not fields[0].startswith("#") and fields[1] == MOUNT_POINT
+    return len(fields) > 1 and not fields[0].startswith("#") and f"/{fields[1].strip('/')}" == MOUNT_POINT
 
 
 def fstab_command(fstab: str) -> str:
