@@ -68,7 +68,9 @@ def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:
         known = _known_hosts(settings.ssh.known_hosts)
         names = [known_host_name(node.address, node.port) for node in cluster.nodes]
         if settings.is_listed and not any(len(known.keys_of(name)) for name in names):
-            raise SettingsError(f"{settings.ssh.known_hosts} has no host key of these machines yet; `fab trust` shows and adds them")
+            raise SettingsError(
+                f"{settings.ssh.known_hosts} has no host key of these machines yet; `fab trust` shows and adds them"
+            )
     except (SettingsError, RentError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)

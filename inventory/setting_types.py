@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inventory.errors import USER_MISTAKE, InventoryError
-from training.text.problems import expected, near
+from training.text.problems import called, expected, near
 
 
 class SettingsError(InventoryError, ValueError):
@@ -80,12 +80,19 @@ def spelled(pattern: str, words: str) -> AfterValidator:
 HostName = Annotated[
     str,
     spelled(
-        r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?",
-        "up to 32 small letters, digits and hyphens are expected, a letter first and no hyphen last",
+        r"(?!(localhost[46]?|broadcasthost|ip6-.*)$)[a-z]([a-z0-9-]{0,30}[a-z0-9])?",
+        "up to 32 small letters, digits and hyphens are expected, a letter first and no hyphen last, and no name that "
+        "/etc/hosts has of its own (localhost, ip6-..., broadcasthost)",
     ),
 ]
 IpAddress = Annotated[str, AfterValidator(address_text)]
 Mirror = Annotated[str, AfterValidator(mirror_address)]
+AptMirror = Annotated[
+    str,
+    spelled(r"(https?://[^\s/\\][^\s\\]*)?", "http://HOST... or https://HOST... is expected"),
+    AfterValidator(lambda url: re.sub("(/+(debian|ubuntu)(-security|-ports)?)?/*$", "", url)),
+]
+"""By http too: its packages are signed. Without the archive's folder, which help pages of mirrors name too."""
 UserPath = Annotated[Path, Field(strict=False), AfterValidator(expanded)]
 UserName = Annotated[
     str,
@@ -131,12 +138,18 @@ def of_another_width(text: str) -> str:
     return ""
 
 
-def of_an_open_quote(text: str) -> str:
-    """Which line has a quote that nothing closes; empty where none has."""
+def of_quotes(text: str) -> str:
+    """Which line has a quote that nothing closes, or a path of Windows in double quotes; empty where none has."""
     if '"""' in text or "'''" in text:
         return ""
     for number, line in enumerate(text.splitlines(), start=1):
-        if any(line.count(quote) % 2 for quote in "\"'") and not _is_toml(line):
+        if _is_toml(line):
+            continue
+        if '"' in line and "\\" in line:
+            return (
+                f"; in line {number} the sign \\ is between double quotes, where it begins an escape: write single ones"
+            )
+        if any(line.count(quote) % 2 for quote in "\"'"):
             return f"; in line {number} a quote is opened and not closed"
     return ""
 
@@ -164,5 +177,14 @@ def sentences(error: ValidationError, known: Sequence[str]) -> Iterator[str]:
 def _meant(key: str, place: Sequence[int | str], known: Sequence[str]) -> str:
     if key in MOVED:
         return f"; it is {MOVED[key]}"
-    meant = near(".".join(part for part in place if isinstance(part, str)), known)
-    return f"; did you mean {meant}?" if meant else ""
+    name = ".".join(part for part in place if isinstance(part, str))
+    table, _, leaf = name.rpartition(".")
+    if not (meant := called(leaf, known) or near(name, known)):
+        return ""
+    its_table = meant.rpartition(".")[0]
+    elsewhere = f" It belongs {_where(its_table)}, this line stands {_where(table)}" if its_table != table else ""
+    return f"; did you mean {meant}?{elsewhere}"
+
+
+def _where(table: str) -> str:
+    return f"below [{table}]" if table else "above all tables"

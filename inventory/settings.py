@@ -14,6 +14,7 @@ from inventory.aliyun_settings import Aliyun
 from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.rental_settings import Rental
 from inventory.setting_types import (
+    AptMirror,
     HostName,
     IpAddress,
     Mirror,
@@ -26,8 +27,8 @@ from inventory.setting_types import (
     address_text,
     is_address,
     network_text,
-    of_an_open_quote,
     of_another_width,
+    of_quotes,
     sentences,
     spelled,
 )
@@ -92,8 +93,7 @@ class Mirrors(Section):
     """Where packages, wheels and models come from; empty means the usual places."""
 
     preset: Literal["", "china"] = ""
-    apt: str = ""
-    """By http too: its packages are signed."""
+    apt: AptMirror = ""
     pypi: Mirror = ""
     conda: Mirror = ""
     miniforge: Mirror = ""
@@ -300,7 +300,7 @@ def settings_in(text: str, path: Path) -> Settings:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        where = of_another_width(text) or of_an_open_quote(text)
+        where = of_another_width(text) or of_quotes(text)
         raise SettingsError(f"{path}: not valid TOML: {error}{where}") from None
     if content.get("provider") == "local":
         raise SettingsError(f"{path}: {NO_LOCAL_PROVIDER}")

@@ -57,6 +57,50 @@ def test_a_key_that_is_spelt_almost_right_names_the_one_that_was_probably_meant(
 
 
 @pytest.mark.parametrize(
+    ("line", "meant"),
+    [('name = "qwen"', "name"), ("budget = 300", "aliyun.budget"), ('provider = "static"', "provider")],
+)
+def test_a_key_behind_the_last_table_names_where_it_belongs(tmp_path, line, meant):
+    (told,) = problems(tmp_path, f'[models]\nnames = ["tiny"]\n{line}\n')
+    assert f"mean {meant}?" in told and "[models]" in told
+
+
+@pytest.mark.parametrize("name", ["localhost", "localhost4", "ip6-localhost", "ip6-loopback", "broadcasthost"])
+def test_a_name_that_every_machine_has_of_its_own_is_no_nodes(tmp_path, name):
+    (told,) = problems(tmp_path, static(tmp_path, f'name = "{name}"\naddress = "203.0.113.7"'))
+    assert "nodes.0.name" in told
+
+
+@pytest.mark.parametrize("path", [r"C:\Users\me\id", r"\\wsl$\me\id", r"D:\keys\id"])
+def test_a_path_of_windows_belongs_in_single_quotes(tmp_path, path):
+    (told,) = problems(tmp_path, f'[ssh]\nkey = "{path}"\n')
+    settings = load(tmp_path, f"[ssh]\nkey = '{path}'\n")
+    assert "line 2" in told and str(settings.ssh.key) == path
+
+
+@pytest.mark.parametrize(
+    ("url", "mirror"),
+    [
+        ("https://mirrors.example/ubuntu/", "https://mirrors.example"),
+        ("http://mirrors.example//debian-security", "http://mirrors.example"),
+        ("https://nexus.example/apt/", "https://nexus.example/apt"),
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+    ],
+)
+def test_a_mirror_of_apt_may_be_the_archives_own_folder(tmp_path, url, mirror):
+    settings = load(tmp_path, f'[mirrors]\napt = "{url}"\n')
+    assert settings.mirrors.apt == mirror
+
+
+@pytest.mark.parametrize(
+    "url", ["mirrors.example", "//mirrors.example", "https:/mirrors.example", "ftp://a.example", "https://a b"]
+)
+def test_a_mirror_of_apt_that_apt_cannot_read_is_refused(tmp_path, url):
+    (told,) = problems(tmp_path, f'[mirrors]\napt = "{url}"\n')
+    assert "mirrors.apt" in told
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ('name = "Anna-1"', "name: one to eight small letters and digits are expected, a letter first, not 'Anna-1'"),
