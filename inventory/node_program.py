@@ -176,7 +176,8 @@ def start(connection: Any, command: str, where: str, *, as_root: bool = True) ->
         one_stream = f"exec 2>&1; {frame.opening}{command}"
         channel.exec_command(ssh.root_line(connection, one_stream) if as_root else one_stream)
     except (paramiko.SSHException, OSError, EOFError) as error:
-        raise ProgramError(f"{where}: no program can be started there: {error or type(error).__name__}") from error
+        reason = ssh.channel_error(error) or type(error).__name__
+        raise ProgramError(f"{where}: no program can be started there: {reason}") from error
     output = _Output(channel, "rb")
     return Program(
         where,

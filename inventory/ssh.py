@@ -84,6 +84,8 @@ RENTED = " (of rented machines: `fab up`)"
 """Their keys come over the cloud's own channel."""
 RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
+PROHIBITED, CONNECT_FAILED = 1, 2
+"""Why a channel is not opened (RFC 4254, 5.1); a session gets the second one beyond MaxSessions."""
 MAX_ANSWER = 64 << 20
 """Characters that a command may print; whoever prints more is cut off."""
 
@@ -240,10 +242,17 @@ def _within(timeout_s: float, connection: Connection, line: str, command: str) -
         if result.exited >= 0:
             return result
     except (paramiko.SSHException, OSError, EOFError, ThreadException) as error:
-        reason = str(error) or reason
+        reason = channel_error(error) or reason
     finally:
         timer.cancel()
     raise SshError(f"{connection.host}: `{command}`: {given_up[0] if given_up else reason}")
+
+
+def channel_error(error: Exception) -> str:
+    """What keeps a channel from being opened or used, for people; may be empty."""
+    if isinstance(error, paramiko.ChannelException) and error.code == CONNECT_FAILED:
+        return "its sshd opens no more sessions at a time (MaxSessions in its sshd_config)"
+    return str(error)
 
 
 @contextmanager
@@ -256,7 +265,14 @@ def tunnel(node: Node, port: int) -> Iterator[int]:
 
 @contextmanager
 def forwarded(connection: Connection, port: int, wanted: int) -> Iterator[int]:
-    """The same over a connection that is open; the port here is `wanted` where that is free."""
+    """The same over a connection that is open; the port here is `wanted` where that is free. Raises SshError where its
+    sshd forwards nothing."""
+    try:  # a port where nobody listens
+        connection.transport.open_channel("direct-tcpip", ("127.0.0.1", 1), ("127.0.0.1", 0), timeout=LINK_TIMEOUT_S)
+    except paramiko.ChannelException as error:
+        if error.code == PROHIBITED:
+            allow = "set AllowTcpForwarding yes in its sshd_config (DisableForwarding and PermitOpen forbid it too)"
+            raise SshError(f"{connection.host}: its sshd forwards no ports: {allow}") from None
     local_port = _free_port(wanted)
     forward = connection.forward_local(local_port, port, "127.0.0.1", "127.0.0.1")
     forward.__enter__()

@@ -100,6 +100,21 @@ def test_a_tunnel_leads_from_this_machines_own_address_to_a_port_of_the_nodes_an
     until(lambda: server.open_connections == 0, "no connection is open", 5)
 
 
+def test_a_tunnel_that_the_nodes_sshd_forbids_is_not_promised(node, server):
+    server.forwards = False
+    with pytest.raises(SshError, match="AllowTcpForwarding"), tunnel(node, server.port):
+        raise AssertionError
+
+
+def test_an_sshd_that_opens_no_further_session_is_named_so(node, server):
+    with connect(node) as connection:
+        server.sessions = False
+        with pytest.raises(SshError, match="MaxSessions"):
+            run(connection, "true")
+        with pytest.raises(node_program.ProgramError, match="MaxSessions"):
+            node_program.start(connection, "true", "te1")
+
+
 def listens(address, port):
     try:
         socket.create_connection((address, port), timeout=1).close()

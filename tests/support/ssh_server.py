@@ -31,7 +31,7 @@ class _Door(paramiko.ServerInterface):
         return paramiko.AUTH_SUCCESSFUL if right else paramiko.AUTH_FAILED
 
     def check_channel_request(self, kind, chanid):
-        return paramiko.OPEN_SUCCEEDED
+        return paramiko.OPEN_SUCCEEDED if self.server.sessions else paramiko.OPEN_FAILED_CONNECT_FAILED
 
     def check_channel_subsystem_request(self, channel, name):
         self._answer()
@@ -96,8 +96,13 @@ class _Door(paramiko.ServerInterface):
                 channel.close()
 
     def check_channel_direct_tcpip_request(self, chanid, origin, destination):
+        if not self.server.forwards:
+            return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        try:
+            self.targets[chanid] = socket.create_connection(destination)
+        except OSError:
+            return paramiko.OPEN_FAILED_CONNECT_FAILED
         self.server.forwarded.append(destination)
-        self.targets[chanid] = destination
         return paramiko.OPEN_SUCCEEDED
 
     def forward(self, transport):
@@ -107,8 +112,7 @@ class _Door(paramiko.ServerInterface):
             if (channel := transport.accept(1)) is None:
                 continue
             kept.append(channel)
-            if target := self.targets.pop(channel.chanid, None):
-                there = socket.create_connection(target)
+            if there := self.targets.pop(channel.chanid, None):
                 in_background(lambda c=channel, t=there: pump(c.recv, t.sendall, lambda: t.shutdown(socket.SHUT_WR)))
                 in_background(lambda c=channel, t=there: pump(t.recv, c.sendall, c.close))
 
@@ -133,6 +137,8 @@ class SshServer:
 
     def __init__(self, allowed=""):
         self.allowed = allowed
+        self.sessions = self.forwards = True
+        """Whether it opens sessions (MaxSessions) and forwards ports (AllowTcpForwarding)."""
         self.silent = False
         """No command and no sftp is answered from now on."""
         self.bashrc = ""

@@ -83,6 +83,9 @@ class Session:
             launch = self._launch_on_nodes(run_dir, module)
         if self.debug_rank is not None and not 0 <= self.debug_rank < launch.world_size:
             raise LaunchError(f"--debug-rank {self.debug_rank}: there are ranks 0 to {launch.world_size - 1}")
+        if self.debug_rank is not None:
+            with self.tunnel(launch.host_of(self.debug_rank).name, 1):
+                """A rank would wait for ever behind an sshd that forwards no ports."""
         env = launch.env if self.debug_rank is None else {**launch.env, **debug_env()}
         return replace(
             launch,

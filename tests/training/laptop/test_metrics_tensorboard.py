@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from inventory.settings import Settings
+from inventory.ssh import SshError
 from tests.support.waiting import until
 from training.laptop import tunnels
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
+from training.laptop.open_cluster import Session
 from training.run.launch import LaunchError
 
 pytest.importorskip("tensorboard")
@@ -137,3 +140,13 @@ def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end)
         code = fab.wait(15)
     assert code == (0 if end == signal.SIGINT else -signal.SIGKILL)
     until(lambda: not serving(runs / RUN), "the server is gone", 10)
+
+
+def test_no_run_waits_for_a_debugger_behind_an_sshd_that_forwards_no_ports(head, node, server):
+    session = Session(head, (node,), Settings(), debug_rank=0)
+    assert session.launch(RUN, "training.node.finetune").debug_rank == 0
+    server.forwards = False
+    with pytest.raises(SshError, match="AllowTcpForwarding"):
+        session.launch(RUN, "training.node.finetune")
+    with pytest.raises(SshError, match="AllowTcpForwarding"):
+        tunnels.show(head, RUN)
