@@ -18,8 +18,6 @@ from inventory.settings import Settings
 
 SSH_CONFIG = Path("~/.ssh/config")
 """The user's own, as ssh itself reads it (`ssh -G`)."""
-READ_TIMEOUT_S = 60
-"""Its `Match exec` commands run, and `CanonicalizeHostname` asks name servers."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +153,9 @@ def _printed(config: str, *options: str) -> dict[str, list[str]]:
     `config` is what /dev/stdin holds."""
     argv, name = ["ssh", "-G", "-o", "IdentityFile=none", *options], options[-1]
     try:
-        done = subprocess.run(
-            argv, input=config, capture_output=True, check=False, timeout=READ_TIMEOUT_S, errors="replace"
-        )
+        done = subprocess.run(argv, input=config, capture_output=True, check=False, errors="replace")
     except FileNotFoundError:
         raise SettingsError(f"there is no ssh here, which reads {SSH_CONFIG}: install the OpenSSH client") from None
-    except subprocess.TimeoutExpired:
-        raise SettingsError(f"{SSH_CONFIG}: `ssh -G {name}` is not done after {READ_TIMEOUT_S} s") from None
     if done.returncode:
         raise SettingsError(f"{SSH_CONFIG} cannot be read for {name}: {' | '.join(done.stderr.splitlines())}")
     values: dict[str, list[str]] = {}

@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,22 +42,6 @@ def network_text(value: str) -> str:
         raise ValueError("a network by its first address and its length is expected, such as 10.213.77.0/24") from None
 
 
-def mirror_address(value: str) -> str:
-    """Packages and models come by https, so that nobody on the way changes them; by http from this machine alone."""
-    parts = urlsplit(value)
-    host = parts.hostname or ""
-    if value and not (host and (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)))):
-        raise ValueError("https://HOST... is expected (http:// on 127.0.0.1 only)")
-    return value
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def expanded(value: Path) -> Path:
     try:
         return value.expanduser()
@@ -86,7 +69,14 @@ HostName = Annotated[
     ),
 ]
 IpAddress = Annotated[str, AfterValidator(address_text)]
-Mirror = Annotated[str, AfterValidator(mirror_address)]
+Mirror = Annotated[
+    str,
+    spelled(
+        r"(https://[^\s/?#]\S*|http://(localhost|127\.[0-9.]+|\[::1\])([:/]\S*)?)?",
+        "https://HOST... is expected (http:// on 127.0.0.1 only)",
+    ),
+]
+"""Packages and models come by https, so that nobody on the way changes them; by http from this machine alone."""
 AptMirror = Annotated[
     str,
     spelled(r"(https?://[^\s/\\][^\s\\]*)?", "http://HOST... or https://HOST... is expected"),
@@ -113,8 +103,6 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-MOVED = {"local.nodes": "aliyun.nodes", "local.disk_gib": "aliyun.data_disk_gib"}
-"""Keys that a cluster.toml may still have, and where they stand now."""
 UNKNOWN = "extra_forbidden"
 WORDS = {
     UNKNOWN: "unknown key",
@@ -167,19 +155,18 @@ def sentences(error: ValidationError, known: Sequence[str]) -> Iterator[str]:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == UNKNOWN:
-            yield f"{key}: {WORDS[UNKNOWN]}{_meant(key, problem['loc'], known)}"
+            yield f"{key}: {WORDS[UNKNOWN]}{_meant(problem['loc'], known)}"
         elif problem["type"] in WORDS:
             yield f"{key}: {WORDS[problem['type']]}"
         else:
             yield f"{key}: {expected(problem)}, not {problem['input']!r}"
 
 
-def _meant(key: str, place: Sequence[int | str], known: Sequence[str]) -> str:
-    if key in MOVED:
-        return f"; it is {MOVED[key]}"
+def _meant(place: Sequence[int | str], known: Sequence[str]) -> str:
     name = ".".join(part for part in place if isinstance(part, str))
     table, _, leaf = name.rpartition(".")
-    if not (meant := called(leaf, known) or near(name, known)):
+    keys = [key for key in known if not any(each.startswith(f"{key}.") for each in known)]
+    if not (meant := called(leaf, keys) or near(name, known)):
         return ""
     its_table = meant.rpartition(".")[0]
     elsewhere = f" It belongs {_where(its_table)}, this line stands {_where(table)}" if its_table != table else ""

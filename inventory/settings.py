@@ -153,10 +153,6 @@ class Network(Section):
     """In Gbit/s; 0: unknown. `fab check` compares what it measures with it."""
 
 
-NO_LOCAL_PROVIDER = (
-    'provider: hosts on this machine are rented too; write provider = "aliyun", and under [aliyun] endpoint = "local" '
-    "(nodes and data_disk_gib stand there, not under [local]), then: fab local.serve and fab up"
-)
 RENTED = ("aliyun",)
 """Providers that rent; each has a table of its name, an inventory file and an adapter (inventory/cloud/opening.py)."""
 
@@ -302,8 +298,6 @@ def settings_in(text: str, path: Path) -> Settings:
     except tomllib.TOMLDecodeError as error:
         where = of_another_width(text) or of_quotes(text)
         raise SettingsError(f"{path}: not valid TOML: {error}{where}") from None
-    if content.get("provider") == "local":
-        raise SettingsError(f"{path}: {NO_LOCAL_PROVIDER}")
     contradictions = list(_contradictions(content))
     try:
         settings, unreadable = Settings(**content), []

@@ -94,7 +94,7 @@ def test_without_machines_it_names_the_command_that_rents_them(cluster):
 @pytest.mark.parametrize(
     ("text", "inventory", "reason"),
     [
-        ('provider = "local"', "inventory/aliyun.py", "fab local.serve and fab up"),
+        ('provider = "local"', "inventory/aliyun.py", "provider: "),
         ('provider = "aliyun"\n[aliyun]\nendpoint = "local"', "inventory/static.py", "use inventory/aliyun.py"),
         ('provider = "aliyun"\n[aliyun]\ncolour = 1', "inventory/aliyun.py", "aliyun.colour: unknown key"),
         ('provider = "aliyun"\nname = "none"\n[aliyun]\nendpoint = "local"', "inventory/aliyun.py", "fab local.serve"),
