@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.cloud.errors import CloudError, RentError
-from inventory.known_hosts import KnownHosts, known_host_name, read_known_hosts
+from inventory.known_hosts import known_host_name, read_known_hosts
 from inventory.nodes import Node, pyinfra_hosts, pyinfra_ssh_config, static_nodes, unreachable_nodes
 from inventory.settings import Settings, SettingsError, load_settings
 from training.text.deferred import deferred
@@ -65,7 +65,7 @@ def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:
                 f"cluster.toml says provider = {settings.provider!r}; use {settings.inventory}, or change provider"
             )
         cluster = _with_nodes(settings)
-        known = _known_hosts(settings.ssh.known_hosts)
+        known = read_known_hosts(settings.ssh.known_hosts)
         names = [known_host_name(node.address, node.port) for node in cluster.nodes]
         if settings.is_listed and not any(len(known.keys_of(name)) for name in names):
             raise SettingsError(
@@ -89,12 +89,8 @@ def ssh_files(nodes: Sequence[Node]) -> Path:
     (folder / "ssh_config").write_text(pyinfra_ssh_config(nodes, folder / "known_hosts"), encoding="utf-8")
     with (folder / "known_hosts").open("w", encoding="utf-8") as file:
         for known in dict.fromkeys(node.known_hosts for node in nodes):
-            read = _known_hosts(known)
+            read = read_known_hosts(known)
             if read.note:
                 print(f"{known}: {read.note}", file=sys.stderr)
             file.write(read.text)
     return folder
-
-
-def _known_hosts(file: Path) -> KnownHosts:
-    return read_known_hosts(file) if file.exists() else KnownHosts((), ())

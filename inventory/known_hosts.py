@@ -52,8 +52,8 @@ def revoked_in(text: str) -> frozenset[str]:
 
 
 def read_known_hosts(file: Path) -> KnownHosts:
-    """A file's lines, whatever program wrote it. Raises OSError."""
-    return parse_known_hosts(file.read_text(encoding="utf-8-sig", errors="replace"))
+    """A file's lines, whatever program wrote it; none where there is no such file. Raises OSError."""
+    return parse_known_hosts(file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else "")
 
 
 def parse_known_hosts(text: str) -> KnownHosts:

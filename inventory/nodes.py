@@ -86,9 +86,9 @@ def static_nodes(settings: Settings) -> tuple[Node, ...]:
             currency=entry.currency,
             card=entry.card,
         )
-        node = _reached(node, entry.user or chosen.get("user"), entry.port or chosen.get("port"))
-        key = entry.key or chosen.get("key") or node.key
-        nodes.append(replace(node, key=key, private_address=node.private_address or node.address))
+        user, port, key = (getattr(entry, name) or chosen.get(name) for name in ("user", "port", "key"))
+        node = _reached(node, user, port, key)
+        nodes.append(replace(node, private_address=node.private_address or node.address))
     return tuple(nodes)
 
 
@@ -106,12 +106,19 @@ def unreachable_nodes(nodes: Sequence[Node]) -> Iterable[str]:
 
 
 def _reached(
-    node: Node, user: str | None, port: int | None, before: Sequence[str] = (), seen: tuple[str, ...] = ()
+    node: Node,
+    user: str | None,
+    port: int | None,
+    key: Path | None = None,
+    *,
+    before: Sequence[str] = (),
+    seen: tuple[str, ...] = (),
 ) -> Node:
-    """The node as `ssh -p PORT USER@ADDRESS` reaches it. `before`: the jump hosts that are named on the way, as
+    """The node as `ssh -i KEY -p PORT USER@ADDRESS` reaches it. `before`: the jump hosts that are named on the way, as
     USER@HOST:PORT or less of it; `seen`: those on whose way this node is."""
     values = _ssh_config(node.address, user, port, "" if seen else node.user)
     keys = [Path(os.path.expandvars(name)) for name in values["identityfile"] if name != "none"]
+    key = key or next((name for name in keys if name.is_file()), next(iter(keys), node.key))
     # what `Host *` says of jumps is for a jump host too, but no way to a host leads through itself
     own = [hop for line in values.get("proxyjump", ()) for hop in line.split(",") if hop not in ("none", *seen)]
     through = None
@@ -119,14 +126,14 @@ def _reached(
         *earlier, last = jumps
         place = urlsplit(last if "://" in last else f"ssh://{last}")
         host = place.hostname or ""
-        hop = replace(node, name=host, address=host)
-        through = _reached(hop, place.username, place.port, earlier, (*seen, last))
+        hop = replace(node, name=host, address=host, key=key)
+        through = _reached(hop, place.username, place.port, before=earlier, seen=(*seen, last))
     return replace(
         node,
         address=values["hostname"][0],
         user=values["user"][0],
         port=int(values["port"][0]),
-        key=next((key for key in keys if key.is_file()), next(iter(keys), node.key)),
+        key=key,
         through=through,
     )
 

@@ -169,9 +169,5 @@ def _meant(place: Sequence[int | str], known: Sequence[str]) -> str:
     if not (meant := called(leaf, keys) or near(name, known)):
         return ""
     its_table = meant.rpartition(".")[0]
-    elsewhere = f" It belongs {_where(its_table)}, this line stands {_where(table)}" if its_table != table else ""
-    return f"; did you mean {meant}?{elsewhere}"
-
-
-def _where(table: str) -> str:
-    return f"below [{table}]" if table else "above all tables"
+    where, here = (f"below [{name}]" if name else "above all tables" for name in (its_table, table))
+    return f"; did you mean {meant}?" + (f" It belongs {where}, this line stands {here}" if where != here else "")

@@ -173,8 +173,6 @@ def _refusal(node: Node, error: Exception, note: str) -> SshError:
     missing = error.filename if isinstance(error, FileNotFoundError) else None
     if isinstance(error, LoginRefused):
         kind, reason = LoginError, message
-    elif missing == str(node.known_hosts):
-        kind, reason = HostKeyError, f"there is no {missing} yet; `fab trust` shows the host's fingerprint and makes it"
     elif missing:
         reason = f"no such file: {missing}"
     elif isinstance(error, paramiko.BadHostKeyException):

@@ -111,7 +111,7 @@ def test_what_cluster_toml_leaves_open_comes_from_the_users_ssh_config(tmp_path,
     said = ("root", 22, tmp_path / "id") if table else ("ubuntu", 2222, tmp_path / "own")
     assert (node.address, node.private_address, node.user, node.port, node.key) == ("10.0.0.9", "10.0.0.9", *said)
     gate, outer = node.hops[-1], node.hops[0]
-    assert (gate.address, gate.user, gate.port) == ("203.0.113.1", "me", 22)
+    assert (gate.address, gate.user, gate.port, gate.key) == ("203.0.113.1", "me", 22, node.key)
     assert (len(node.hops), outer.address, outer.user, outer.port) == (2, "outer", "anna", 2022)
 
 
