@@ -50,20 +50,44 @@ def install_commands(packages: Sequence[str], refresh: str = UPDATE, place: str 
 
 
 _HOST = r"(?:[\w-]+\.)*(?:ubuntu\.com|debian\.org|huaweicloud\.com|[\w-]*mirrors?[\w-]*\.[\w.-]+)(?::\d+)?"
-_ARCHIVE = re.compile(rf"https?://{_HOST}/(debian|debian-security|ubuntu)(?=/?(?:\s|$))")
+_OWN_ARCHIVES = rf"https?://{_HOST}"
 """The distribution's own archives: at its own hosts, or at those that call themselves mirrors. Other vendors have such
 folders too (packages.microsoft.com/ubuntu/22.04/prod, archive.canonical.com/ubuntu), which no mirror has."""
 
 
-def through_mirror(text: str, mirror: str) -> str:
-    """The sources file with the distribution's archives fetched from `mirror` (scheme and host).
+def _archives(*hosts: str) -> re.Pattern[str]:
+    """Matches each archive at one of these hosts, its folder as the group; and comments, without a group."""
+    folder = r"/(debian|debian-security|ubuntu)(?=/?(?:\s|$))"
+    return re.compile(rf"^[ \t]*#.*|(?:{'|'.join(hosts)}){folder}", re.MULTILINE)
 
-    Only lines that name sources change; comments stay.
+
+def through_mirror(text: str, mirror: str, earlier: Sequence[str] = ()) -> str:
+    """The sources file with the distribution's archives, and what an `earlier` mirror has, fetched from `mirror`.
+
+    Mirrors are scheme and host. Only addresses change; comments stay.
     """
-    return "\n".join(
-        line if line.lstrip().startswith("#") else _ARCHIVE.sub(rf"{mirror.rstrip('/')}/\1", line)
-        for line in text.split("\n")
-    )
+    archives = _archives(_OWN_ARCHIVES, *map(re.escape, earlier))
+    return archives.sub(lambda match: f"{mirror.rstrip('/')}/{match[1]}" if match[1] else match[0], text)
+
+
+def without_mirror(text: str, first: str, mirrors: Sequence[str]) -> str:
+    """The sources file with what these mirrors have fetched from where `first` has it: the file before it had a mirror.
+
+    Archives of one folder go back in their order; more of them than there were take the last place.
+    """
+    if not mirrors:
+        return text
+    places: dict[str | None, list[str]] = {}
+    for match in _archives(_OWN_ARCHIVES).finditer(first):
+        places.setdefault(match[1], []).append(match[0])
+
+    def place(match: re.Match[str]) -> str:
+        before = places.get(match[1]) if match[1] else None
+        if not before:
+            return match[0]
+        return before.pop(0) if len(before) > 1 else before[0]
+
+    return _archives(*map(re.escape, mirrors)).sub(place, text)
 
 
 BASE_PACKAGES = [
@@ -84,7 +108,7 @@ and they are two thirds of all the packages' bytes, on every new machine again.
 
 LOCK_TIMEOUT = 'DPkg::Lock::Timeout "600";\n'
 ORIGINALS = "/var/lib/spotune/apt-sources"
-"""Sources as they were before a mirror was set, so that taking the mirror away restores them."""
+"""Below it each sources file as it was before it had a mirror, under its whole path, and the mirrors that were set."""
 FIRST_BOOT = "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
 """Prints cloud-init's state in one word ("running", "done", ...), nothing where there is no cloud-init."""
 FIRST_BOOT_FAILED = (
@@ -148,16 +172,22 @@ def wait_for_first_boot() -> Commands:
 
 @node_operation
 def set_apt_mirror(mirror: str) -> Commands:
-    """Point the distribution's archives to a mirror; with an empty one, back to what stood there before."""
+    """Point the distribution's archives to a mirror; with an empty one, back to where they were. All else stays."""
+    record = f"{ORIGINALS}/mirrors"
+    mirrors = (file_text(record) or "").split()
+    if mirror and mirror.rstrip("/") not in mirrors:
+        mirrors.append(mirror.rstrip("/"))
+        yield from put_text(record, "\n".join([*mirrors, ""]))  # before any address changes
     for path in (host.get_fact(Command, APT_SOURCES) or "").splitlines():
-        saved = f"{ORIGINALS}/{path.rsplit('/', 1)[-1]}"
-        current, before = file_text(path) or "", file_text(saved)
-        original = current if before is None else before
-        wanted = through_mirror(original, mirror) if mirror else original
+        current, first = file_text(path) or "", file_text(f"{ORIGINALS}{path}")
+        if mirror:
+            wanted = through_mirror(current, mirror, mirrors)
+        else:
+            wanted = without_mirror(current, first or "", mirrors)
         if wanted == current:
             continue
-        if before is None:
-            yield from put_text(saved, current, mode=None)
+        if first is None:
+            yield from put_text(f"{ORIGINALS}{path}", current, mode=None)
         yield from put_text(path, wanted, mode=None)
         yield f"rm -f {apt.APT_UPDATE_FILENAME}"
 

@@ -64,7 +64,7 @@ def test_a_shell_that_greets_writes_no_file_and_is_named_once(deployed, server, 
     assert (tmp_path / "apt" / "sources.list").read_text() == SOURCES.replace(
         "http://archive.ubuntu.com", "https://mirrors.example"
     )
-    assert (tmp_path / "saved" / "sources.list").read_text() == SOURCES
+    assert Path(f"{tmp_path}/saved{tmp_path}/apt/sources.list").read_text() == SOURCES
     assert (done.stdout + done.stderr).count(GREETING) == 1
 
 

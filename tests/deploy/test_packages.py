@@ -18,8 +18,12 @@ from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGINALS = {
-    "etc/apt/sources.list": "# its own\ndeb http://archive.ubuntu.com/ubuntu jammy main\n\ndeb http://x.example/y /\n",
+    "etc/apt/sources.list": "# its own\ndeb http://archive.ubuntu.com/ubuntu jammy main\n\ndeb http://x.example/y /\n"
+    "deb http://security.ubuntu.com/ubuntu jammy-security main\n",
     "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://ftp.debian.org/debian\nSuites: bookworm\n",
+    "etc/apt/sources.list.d/sources.list": "deb http://security.ubuntu.com/ubuntu jammy-security main\n",
+    "etc/apt/sources.list.d/debian.list": "deb mirror+file:///etc/apt/mirrors/debian.list bookworm main\n",
+    "etc/apt/mirrors/debian.list": "https://deb.debian.org/debian\n",
 }
 # A root of links and read-only binds of this machine's programs, with an /etc of its own.
 ROOT = """
@@ -108,21 +112,53 @@ def set_mirror(tmp_path: Path, mirror: str) -> int:
     return len(operation["success"])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root (chroot and mounts)")
-def test_a_mirror_is_set_once_and_taken_away_again(tmp_path: Path) -> None:
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A root whose /etc/apt has the sources in ORIGINALS."""
     root = tmp_path / "root"
-    for name in ("tmp", "var/lib", "etc/apt/sources.list.d"):
-        (root / name).mkdir(parents=True)
     for path, text in ORIGINALS.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
+    for name in ("tmp", "var/lib"):
+        (root / name).mkdir(parents=True)
+    return root
+
+
+def texts(root: Path) -> dict[str, str]:
+    return {path: (root / path).read_text() for path in ORIGINALS}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root (chroot and mounts)")
+def test_a_mirror_is_set_once_and_taken_away_again(tmp_path: Path, sources: Path) -> None:
     assert set_mirror(tmp_path, "") == 0
-    assert set_mirror(tmp_path, "https://mirror.example") == 1
-    assert "https://mirror.example/ubuntu jammy" in (root / "etc/apt/sources.list").read_text()
-    assert "https://mirror.example/debian\n" in (root / "etc/apt/sources.list.d/debian.sources").read_text()
-    assert set_mirror(tmp_path, "https://mirror.example") == 0
+    assert set_mirror(tmp_path, "http://10.0.0.5:8081") == 1
+    assert "http://10.0.0.5:8081/ubuntu jammy" in texts(sources)["etc/apt/sources.list"]
+    assert "http://10.0.0.5:8081/debian\n" in texts(sources)["etc/apt/sources.list.d/debian.sources"]
+    assert set_mirror(tmp_path, "http://10.0.0.5:8081") == 0
+    assert set_mirror(tmp_path, "https://mirror.example/") == 1
+    assert not [path for path, text in texts(sources).items() if "10.0.0.5" in text or "example//" in text]
     assert set_mirror(tmp_path, "") == 1
-    assert {path: (root / path).read_text() for path in ORIGINALS} == ORIGINALS
+    assert texts(sources) == ORIGINALS
     assert set_mirror(tmp_path, "") == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root (chroot and mounts)")
+def test_what_an_admin_changes_after_a_mirror_was_set_stays(tmp_path: Path, sources: Path) -> None:
+    def changed(text: str) -> str:
+        return text.replace("jammy", "noble").replace("Suites: bookworm", "Suites: bookworm trixie") + "# a note\n"
+
+    set_mirror(tmp_path, "http://10.0.0.5:8081")
+    mirrored = {path: changed(text) for path, text in texts(sources).items()}
+    for path, text in mirrored.items():
+        (sources / path).write_text(text)
+    assert set_mirror(tmp_path, "http://10.0.0.5:8081") == 0
+    assert texts(sources) == mirrored
+    set_mirror(tmp_path, "")
+    assert texts(sources) == {path: changed(text) for path, text in ORIGINALS.items()}
+    saved = {path: sources / "var/lib/spotune/apt-sources" / path for path in ORIGINALS}
+    assert {path: file.read_text() for path, file in saved.items() if file.exists()} == {
+        path: text for path, text in ORIGINALS.items() if "mirror+file" not in text
+    }
 
 
 @pytest.mark.parametrize(
