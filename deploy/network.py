@@ -94,12 +94,17 @@ def choose_interface(addresses_json: str, route_json: str, private_address: str,
     return Interface(name, f"the route to the head {head_address} leaves by {name}, which holds {private_address}")
 
 
-def nccl_conf(interface: Interface) -> str:
-    """/etc/nccl.conf. `==` is NCCL's exact match: one `=` for the file's syntax, one for "not a prefix"."""
-    return f"# {interface.reason}\nNCCL_SOCKET_IFNAME=={interface.name}\n"
+def nccl_conf(text: str, interface: Interface) -> str:
+    """/etc/nccl.conf with our block before all else: the first line of a name counts for NCCL.
+
+    `==` is NCCL's exact match: one `=` for the file's syntax, one for "not a prefix".
+    """
+    block = with_block([], [f"# {interface.reason}", f"NCCL_SOCKET_IFNAME=={interface.name}"])
+    return block + "".join(f"{line}\n" for line in outside(text))
 
 
 HOSTS, HOSTS_TEMPLATE = "/etc/hosts", "/etc/cloud/templates/hosts.debian.tmpl"
+NCCL_CONF = "/etc/nccl.conf"
 
 
 NOTHING = "[]"
@@ -149,7 +154,7 @@ def manage_hosts_file() -> Commands:
 
 @node_operation
 def choose_network() -> Commands:
-    """/etc/nccl.conf and /etc/spotune/node.json with this node's interface; both hold the reason."""
+    """This node's interface in /etc/nccl.conf and /etc/spotune/node.json; both hold the reason."""
     node, head = host.data.node, host.data.cluster[0]
     addresses, route = host.get_fact(IpJson, head_address=head.private_address)
     try:
@@ -165,5 +170,5 @@ def choose_network() -> Commands:
         "private_address": node.private_address,
         "reason": interface.reason,
     }
-    yield from put_text("/etc/nccl.conf", nccl_conf(interface))
+    yield from put_text(NCCL_CONF, nccl_conf(file_text(NCCL_CONF) or "", interface))
     yield from put_text("/etc/spotune/node.json", json.dumps(about, indent=1) + "\n")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deploy.network import InterfaceError, choose_interface, nccl_conf, rewrite, written_by_cloud_init
+from deploy.network import Interface, InterfaceError, choose_interface, nccl_conf, rewrite, written_by_cloud_init
 
 FRESH = "127.0.0.1 localhost\n127.0.1.1 iZbp1abc iZbp1abc.local\n::1 ip6-localhost ip6-loopback\n"
 NODES = {"te1": "10.0.0.1", "te2": "10.0.0.2"}
@@ -100,7 +100,14 @@ def test_a_private_address_nobody_has_is_refused_with_what_there_is():
         choose_interface(addresses(eth1="10.0.0.2"), route("eth1"), "10.0.0.7", "10.0.0.1")
 
 
-def test_nccl_is_told_the_exact_name_not_a_prefix():
+OF_THE_IMAGE = "# topology\nNCCL_TOPO_FILE=/opt/vendor/topo.xml\nNCCL_IB_GID_INDEX=3\nNCCL_SOCKET_IFNAME=ib0\n"
+
+
+def test_nccl_takes_the_exact_interface_first_and_what_the_image_says_stays():
     chosen = choose_interface(addresses(eth1="10.0.0.2"), route("eth1"), "10.0.0.2", "10.0.0.1")
-    assert "NCCL_SOCKET_IFNAME==eth1" in nccl_conf(chosen).splitlines()
-    assert nccl_conf(chosen).startswith("# the route to the head")
+    once = nccl_conf(OF_THE_IMAGE, chosen)
+    names = [line for line in once.splitlines() if line.startswith("NCCL_SOCKET_IFNAME")]
+    assert names == ["NCCL_SOCKET_IFNAME==eth1", "NCCL_SOCKET_IFNAME=ib0"]
+    assert once.endswith(f"\n{OF_THE_IMAGE}") and chosen.reason in once
+    assert nccl_conf(once, chosen) == once
+    assert "eth1" not in nccl_conf(once, Interface("eth2", "moved"))
