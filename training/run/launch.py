@@ -158,13 +158,40 @@ def hostfile(hosts: Sequence[Host]) -> str:
     return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
 
 
+AS_DEPLOYED = {
+    "PYTHONNOUSERSITE": "1",  # what `pip install --user` left in root's home
+    "PYTHONHOME": "",
+    "LD_LIBRARY_PATH": "",
+    "LD_PRELOAD": "",
+}
+"""On nodes, Python runs what was deployed and nothing else; an empty value is as good as none."""
+_OF_LAUNCHER = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    VISIBLE,
+}
+_OF_NODE = {
+    *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),  # for wandb
+}
+"""What a node may add. /etc/nccl.conf has room for all that NCCL and its network plugins read."""
+
+
+def env_on_node(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a rank that DeepSpeed's launcher started with `environ`, which has also what /etc/environment
+    and the shell's start-up files of the node say. On this machine that is the user's own, and stays."""
+    if launch.here:
+        return dict(environ)
+    return {name: environ[name] for name in environ if name in _OF_LAUNCHER | _OF_NODE} | dict(launch.env)
+
+
 def rank_env(run_dir: str, torch: Literal["cpu", "cuda"]) -> dict[str, str]:
-    """The environment every rank gets, whatever its shell's start-up files say.
+    """What every rank has in its environment.
 
     NCCL reads /etc/nccl.conf by itself, and gloo's interface is set at rank start from the node's own
     /etc/spotune/node.json, because interfaces may be called differently on each node.
     """
     env = {
+        **AS_DEPLOYED,
         "PATH": f"{ENV_FOLDER}/bin:{SYSTEM_PATH}",  # torch looks for ninja there
         "TORCH_EXTENSIONS_DIR": f"{ENV_FOLDER}/torch_extensions",
         "OMP_NUM_THREADS": "1" if torch == "cpu" else "4",
@@ -172,6 +199,7 @@ def rank_env(run_dir: str, torch: Literal["cpu", "cuda"]) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",  # the shipped code stays as it was shipped
+        "DS_ENV_FILE": f"{run_dir}/.deepspeed_env",  # root's home may have a .deepspeed_env too
         RUN_VARIABLE: run_dir,
     }
     if torch == "cpu":
@@ -208,9 +236,9 @@ def flight_recorder_stem(run_dir: str) -> str:
 
 
 def here_env(run_dir: str, python_folder: str, path: str, cuda: bool, home: str) -> dict[str, str]:
-    """The environment of ranks on this machine: its own Python, the loopback interface."""
+    """What ranks on this machine have in their environment: its own Python, the loopback interface."""
     env = rank_env(run_dir, "cuda" if cuda else "cpu")
-    return env | {
+    return {name: value for name, value in env.items() if name not in AS_DEPLOYED} | {
         "PATH": f"{python_folder}:{path}",
         "TORCH_EXTENSIONS_DIR": f"{home}/.cache/spotune/torch_extensions",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -221,7 +249,7 @@ def here_env(run_dir: str, python_folder: str, path: str, cuda: bool, home: str)
 def deepspeed_env(env: Mapping[str, str]) -> str:
     """The file DeepSpeed's pdsh runner exports from. It splits every line at `=`: a blank line crashes it."""
     for key, value in env.items():
-        if not key or not value or set("=\n\" '#") & set(key) or set('\n"$`\\') & set(value):
+        if not key or set("=\n\" '#") & set(key) or set('\n"$`\\') & set(value):
             raise LaunchError(f"{key}={value!r} cannot be passed through .deepspeed_env")
     return "".join(f"{key}={value}\n" for key, value in env.items())
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from training.laptop import open_cluster
+from training.laptop.new_run import launch_files
 from training.run.launch import (
+    AS_DEPLOYED,
     LONGEST_STOP_S,
     Host,
     Launch,
     LaunchError,
     deepspeed_env,
+    env_on_node,
     hostfile,
     launch_text,
     parse_launch,
@@ -51,6 +57,10 @@ def test_deepspeed_reads_the_hostfile_as_meant(tmp_path: Path):
 
 def test_deepspeed_env_has_one_assignment_a_line_and_nothing_else():
     assert deepspeed_env(rank_env(RUN, "cpu")) == (
+        "PYTHONNOUSERSITE=1\n"
+        "PYTHONHOME=\n"
+        "LD_LIBRARY_PATH=\n"
+        "LD_PRELOAD=\n"
         "PATH=/data/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
         "TORCH_EXTENSIONS_DIR=/data/env/torch_extensions\n"
         "OMP_NUM_THREADS=1\n"
@@ -58,6 +68,7 @@ def test_deepspeed_env_has_one_assignment_a_line_and_nothing_else():
         "TOKENIZERS_PARALLELISM=false\n"
         "PYTHONUNBUFFERED=1\n"
         "PYTHONDONTWRITEBYTECODE=1\n"
+        f"DS_ENV_FILE={RUN}/.deepspeed_env\n"
         f"SPOTUNE_RUN={RUN}\n"
         "DS_ACCELERATOR=cpu\n"
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY=64\n"
@@ -116,7 +127,7 @@ def test_memory_of_gpus_is_taken_in_segments_that_grow():
     assert "PYTORCH_ALLOC_CONF" not in rank_env(RUN, "cpu")
 
 
-@pytest.mark.parametrize("value", ["", "two\nlines", 'a "quote"', "$HOME/x"])
+@pytest.mark.parametrize("value", ["two\nlines", 'a "quote"', "$HOME/x"])
 def test_values_that_the_export_line_would_change_are_refused(value: str):
     with pytest.raises(LaunchError, match="NAME="):
         deepspeed_env({"NAME": value})
@@ -138,6 +149,50 @@ def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_addr
         "--run",
         RUN,
     ]
+
+
+SEEN = "import json, os, pathlib; pathlib.Path('seen.json').write_text(json.dumps(dict(os.environ)))"
+OF_A_NODE = {
+    **{"LD_LIBRARY_PATH": "/usr/local/cuda-12.1/lib64", "PYTHONHOME": "/opt/python", "PYTHONPATH": "/opt/old"},
+    **{"NCCL_P2P_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth9", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "96"},
+    **{"TORCH_CUDNN_V8_API_DISABLED": "1", "UCX_TLS": "tcp", "PYTHONNOUSERSITE": "", "TMPDIR": "/var/tmp"},
+}
+
+
+def test_a_rank_of_several_nodes_has_the_runs_environment_and_little_of_its_nodes(tmp_path: Path):
+    """DeepSpeed's own runner; in place of pdsh a shell with what /etc/environment of a node says."""
+    pytest.importorskip("deepspeed.launcher.runner", reason="needs the [train] extra")
+    run, programs = tmp_path / "run", tmp_path / "bin"
+    for folder in (run, programs):
+        folder.mkdir()
+    (tmp_path / ".deepspeed_env").write_text("# of root's\n\nNCCL_DEBUG=TRACE\n")
+    env = {**rank_env(str(run), "cpu"), "PATH": f"{programs}:{os.environ['PATH']}"}
+    launch = replace(
+        LAUNCH, hosts=HOSTS[:1] + HOSTS[2:], run_dir=str(run), module="seen", python=sys.executable, env=env
+    )
+    for name, text in launch_files(launch).items():
+        (run / name).write_text(text)
+    (run / "training").symlink_to(Path(open_cluster.__file__).parents[1])
+    (run / "seen.py").write_text(SEEN)
+    exports = "".join(f"export {name}={value}\n" for name, value in OF_A_NODE.items())
+    (programs / "pdsh").write_text(f'#!/bin/sh\nshift 5\n{exports}printf %s "$*" | sed s/=%n/=1/ | sh\n')
+    (programs / "ssh").write_text("#!/bin/sh\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    home = {"HOME": str(tmp_path)}
+    done = subprocess.run(runner_argv(launch, 29500), cwd=run, env=env | home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((run / "seen.json").read_text())
+    assert seen.items() >= env.items() and (seen["RANK"], seen["TMPDIR"]) == ("1", "/var/tmp")
+    assert {name for name, value in OF_A_NODE.items() if seen.get(name) == value} == {"TMPDIR"}
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("[1] ") and "UCX_TLS" in line]
+    assert not (set(OF_A_NODE) - set(env) - {"TMPDIR", "GLOO_SOCKET_IFNAME"}) - set(line.split())
+
+
+def test_on_this_machine_ranks_see_the_packages_and_libraries_that_the_command_sees(tmp_path):
+    launch = open_cluster.launch_here(Path(RUN), "m", "/usr/bin", tmp_path)
+    user = {"LD_LIBRARY_PATH": "/nix/lib", "PYTHONPATH": "/me"}
+    assert env_on_node(launch, user) == user and not launch.env.keys() & AS_DEPLOYED.keys()
 
 
 def test_deepspeeds_own_parser_takes_the_command_line():

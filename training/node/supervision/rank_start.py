@@ -19,11 +19,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakable
+from training.run.folder import LAUNCH
+from training.run.launch import env_on_node, parse_launch
 from training.text.problems import FINISHED, STOPPED
 
 NODE_FILE = Path("/etc/spotune/node.json")
@@ -49,11 +51,16 @@ def _in_child() -> None:
         print("cannot raise the OOM score of this rank", file=sys.stderr)
 
 
-def _set_interface() -> None:
-    """Gloo takes its interface from the environment only; the deploy found it and wrote it down."""
-    if "GLOO_SOCKET_IFNAME" not in os.environ and NODE_FILE.exists():
-        node = json.loads(NODE_FILE.read_text(encoding="utf-8"))
-        os.environ["GLOO_SOCKET_IFNAME"] = node["interface"]
+def environment_of(run_dir: Path) -> dict[str, str]:
+    """A rank's environment. What else this node has is named once, on its first rank."""
+    launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
+    env = env_on_node(launch, os.environ)
+    if (dropped := sorted(os.environ.keys() - env)) and os.environ["LOCAL_RANK"] == "0":
+        print(f"[{os.environ['RANK']}] of this node's environment the ranks do not get", *dropped, flush=True)
+    if not NODE_FILE.exists():
+        return env
+    # gloo takes its interface from the environment only; the deploy found it and wrote it down
+    return {"GLOO_SOCKET_IFNAME": json.loads(NODE_FILE.read_text(encoding="utf-8"))["interface"], **env}
 
 
 class Output:
@@ -121,7 +128,7 @@ def _copy(takers: dict[int, Callable[[bytes], None]], child: subprocess.Popen[by
         ended = child.poll() is not None
 
 
-def run(rank: int, argv: list[str], run_dir: Path) -> int:
+def run(rank: int, argv: list[str], run_dir: Path, env: Mapping[str, str]) -> int:
     """Run a rank's program to its end and return its exit code, negative where a signal ended it."""
     output = Output(rank, run_dir / "logs" / f"rank-{rank}.log")
     before = oom_kills(Path("/proc/vmstat").read_text(encoding="ascii"))
@@ -130,7 +137,7 @@ def run(rank: int, argv: list[str], run_dir: Path) -> int:
         argv,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, PIPE: str(write_end)},
+        env={**env, PIPE: str(write_end)},
         pass_fds=(write_end,),
         preexec_fn=_in_child,  # noqa: PLW1509 - there are no threads here
     )
@@ -161,9 +168,9 @@ def main() -> int:
     parser.add_argument("module")
     parser.add_argument("--run", type=Path, required=True)
     arguments, others = parser.parse_known_args()
-    _set_interface()
+    env = environment_of(arguments.run)
     argv = [sys.executable, "-u", "-m", arguments.module, "--run", str(arguments.run), *others]
-    code = launcher_code(run(int(os.environ["RANK"]), argv, arguments.run))
+    code = launcher_code(run(int(os.environ["RANK"]), argv, arguments.run, env))
     if code != 0:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
