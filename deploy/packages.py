@@ -192,17 +192,18 @@ def set_apt_mirror(mirror: str) -> Commands:
         yield f"rm -f {apt.APT_UPDATE_FILENAME}"
 
 
-def reach_command(name: str) -> str:
-    """Shell that fails where none of the archives that a node's apt asks takes a connection."""
-    why = f"{name} reaches no package archive ($(echo $far)): {NO_INTERNET}"
-    return f'{{ far=$({shlex.join(argv(REACH, ARCHIVES))}) || {{ echo "{why}" >&2; exit {REFUSED}; }}; }}'
+def reach_command(place: str, failure: str) -> str:
+    """Shell that fails with one sentence where nothing at `place`, as reach.py has it, takes a connection."""
+    why = f"{failure} ($(echo $far)): {NO_INTERNET}"
+    return f'{{ far=$({shlex.join(argv(REACH, place))}) || {{ echo "{why}" >&2; exit {REFUSED}; }}; }}'
 
 
 @node_operation
 def reach_archives(packages: Sequence[str]) -> Commands:
     """Whether a node that lacks packages reaches any archive: said at once, where apt would try for minutes."""
     if missing_packages(packages):
-        yield f"ls {PLACE}/*/Packages >/dev/null 2>&1 || {reach_command(host.data.node.name)}"
+        reach = reach_command(ARCHIVES, f"{host.data.node.name} reaches no package archive")
+        yield f"ls {PLACE}/*/Packages >/dev/null 2>&1 || {reach}"
     else:
         host.noop("no package is missing")
 

@@ -17,11 +17,14 @@ from pyinfra.api import FileUploadCommand, deploy
 from pyinfra.facts.files import Directory
 
 from deploy import environment, fan_out, node_files
-from deploy.environment import LOCK, NO_INTERNET, Environment, environment_from
+from deploy.environment import LOCK, Environment, environment_from
 from deploy.node_files import MOUNT_POINT, refuse_unless, refuse_unless_mounted, refuse_while_running
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
+from deploy.packages import reach_command
+from training.run.launch import AS_DEPLOYED
 
+PYPI = "https://pypi.org"
 TOOLS = ("uv", "setuptools", "wheel", "packaging")
 """What installs the packages, and what builds those that come as source."""
 
@@ -67,6 +70,13 @@ def package_lists(wanted: Environment) -> dict[str, str]:
     }
 
 
+CLEAN = (
+    "unset $(env | sed -nE 's/^((PIP_|UV_|PYTHON|LD_)[A-Z0-9_]*)=.*/\\1/p'); "
+    "export PIP_CONFIG_FILE=/dev/null UV_NO_CONFIG=1 PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1; "
+)
+"""Shell after which pip, uv and Python go by their arguments: not by files or variables of the node."""
+
+
 def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> Iterator[str]:
     """Shell that fills the environment: uv by pip, all else by uv; then whether it fits together.
 
@@ -75,18 +85,21 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     """
     python = f"{at.env}/bin/python"
     sources = _sources(wanted, at, complete_wheelhouse)
+    reach = reach_command(wanted.pypi or PYPI, "the packages cannot be fetched")
+    why = "" if complete_wheelhouse else f" || {{ code=$?; {reach}; exit $code; }}"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]
-    yield refuse_unless(shlex.join([*pip, *sources, *tools]), f"the packages could not be fetched: {NO_INTERNET}")
+    yield f"{CLEAN}{shlex.join([*pip, *sources, *tools])}{why}"
     uv = ["env", f"UV_CACHE_DIR={at.cache}", "UV_HTTP_TIMEOUT=300", "UV_HTTP_RETRIES=5"]
     uv += [f"{at.env}/bin/uv", "pip", "install", "--quiet", "--python", python, "--no-deps", *sources]
-    yield shlex.join([*uv, "--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"])
+    packages = ["--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"]
+    yield f"{CLEAN}{shlex.join([*uv, *packages])}{why}"
     if wanted.flavour == "cpu":
         # The lock's hashes are those of the CUDA wheel; the CPU one is pinned by version, and uv holds it against the
         # hash in PyTorch's own index, which it asks over https and through no mirror.
         index = [] if complete_wheelhouse else ["--torch-backend", "cpu"]
-        yield shlex.join([*uv, "--no-build", *index, environment.torch_pin(wanted.lock)])
-    yield shlex.join([f"{at.env}/bin/uv", "pip", "check", "--quiet", "--python", python])
+        yield CLEAN + shlex.join([*uv, "--no-build", *index, environment.torch_pin(wanted.lock)])
+    yield CLEAN + shlex.join([f"{at.env}/bin/uv", "pip", "check", "--quiet", "--python", python])
 
 
 def _sources(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> list[str]:
@@ -97,13 +110,14 @@ def _sources(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> li
 
 
 def finishing_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
-    """Shell that writes the manifest and, after a trial import, the stamp."""
+    """Shell that writes the manifest and, after a trial import in the ranks' environment, the stamp."""
     python = f"{at.env}/bin/python"
     # Written again while the environment is used, so they are no part of what must stay the same.
     changing = ["*__pycache__*", "torch_extensions/*", STAMP]
     excluded = [word for pattern in changing for word in ("--exclude", pattern)]
     yield f"{fan_out.manifest_command('write', at.env, *excluded, python=python)} >/dev/null"
-    yield node_files.python("record_environment.py", [f"{at.env}/{STAMP}", wanted.hash], python)
+    trial = [python, "-P", "-c", node_files.text_of("record_environment.py"), f"{at.env}/{STAMP}", wanted.hash]
+    yield shlex.join(["env", "-i", *(f"{name}={value}" for name, value in AS_DEPLOYED.items()), *trial])
     yield shlex.join(["rm", "-rf", at.cache])
 
 

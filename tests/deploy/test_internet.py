@@ -11,6 +11,7 @@ import pytest
 
 from deploy.doctor import examine
 from deploy.environment import NO_INTERNET, installer_urls
+from deploy.on_node.reach import ARCHIVES
 from deploy.packages import reach_command
 from deploy.survey import REACH, fetched_from
 from inventory.node_program import argv
@@ -19,6 +20,7 @@ from tests.deploy.test_doctor import NODES, answer, survey
 from training.models.names import named_model
 
 HUB = "https://huggingface.co"
+REACH_ARCHIVES = reach_command(ARCHIVES, "te3 reaches no package archive")
 
 
 @pytest.fixture
@@ -53,22 +55,22 @@ def shell(command, env):
 
 
 def test_archives_that_take_no_connection_are_named_in_one_sentence(tmp_path, shut):
-    done = shell(reach_command("te3"), node(tmp_path, shut))
+    done = shell(REACH_ARCHIVES, node(tmp_path, shut))
     assert done.returncode == 9
     assert done.stderr.strip() == f"te3 reaches no package archive ({shut}): {NO_INTERNET}"
 
 
 def test_one_archive_that_answers_is_enough(tmp_path, shut, taken):
-    assert shell(reach_command("te3"), node(tmp_path, shut, taken)).returncode == 0
+    assert shell(REACH_ARCHIVES, node(tmp_path, shut, taken)).returncode == 0
 
 
 def test_archives_on_a_disk_need_no_internet(tmp_path):
-    assert shell(reach_command("te3"), node(tmp_path, "file:/srv")).returncode == 0
+    assert shell(REACH_ARCHIVES, node(tmp_path, "file:/srv")).returncode == 0
 
 
 def test_behind_a_proxy_the_proxy_is_what_has_to_answer(tmp_path, shut, taken):
-    assert shell(reach_command("te3"), node(tmp_path, shut, proxy=taken)).returncode == 0
-    assert shell(reach_command("te3"), node(tmp_path, taken, proxy=shut)).returncode == 9
+    assert shell(REACH_ARCHIVES, node(tmp_path, shut, proxy=taken)).returncode == 0
+    assert shell(REACH_ARCHIVES, node(tmp_path, taken, proxy=shut)).returncode == 9
 
 
 def test_every_place_that_is_not_reached_is_told(tmp_path, shut, taken):

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -30,6 +31,7 @@ from deploy.node_files import REFUSED
 from deploy.python_env import Environment, EnvPaths
 from inventory.settings import Mirrors, Python, Settings
 from tests.support.fake_nodes import NODE, deploy
+from training.run.launch import AS_DEPLOYED
 
 LOCK = python_env.LOCK.read_text()
 LOCAL = {"aliyun": {"endpoint": "local"}}
@@ -59,14 +61,15 @@ class Ground:
         for name, text in python_env.package_lists(wanted).items():
             (lists / name).write_text(text)
 
-    def run(self, commands: Iterator[str]) -> None:
-        """Every command in turn, as pyinfra would, up to the first that fails."""
+    def run(self, commands: Iterator[str], **variables: str) -> None:
+        """Every command in turn, as pyinfra would, up to the first that fails; the node's environment has these."""
         for command in commands:
             done = subprocess.run(
                 ["sh", "-c", command],
                 env={
                     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                     "HOME": self.at.lists,
+                    **variables,
                 },
                 capture_output=True,
                 text=True,
@@ -192,6 +195,42 @@ def test_an_environment_is_stamped_last_and_only_if_it_can_be_imported(built: Gr
     assert (built.stamp()["hash"], built.stamp()["torch"]) == (wanted.hash, "2.13.0+cpu")
     assert not Path(built.at.cache).exists()
     built.run(iter([fan_out.manifest_command("verify", built.at.env)]))
+
+
+def test_what_root_tells_pip_and_uv_changes_nothing(built: Ground, tmp_path: Path) -> None:
+    elsewhere, settings = tmp_path / "elsewhere", Path(built.at.lists, ".config")
+    files = {"pip/pip.conf": f"[install]\ntarget = {elsewhere}\n", "uv/uv.toml": f'[pip]\ntarget = "{elsewhere}"\n'}
+    for name, text in files.items():
+        (settings / name).parent.mkdir(parents=True)
+        (settings / name).write_text(text)
+    variables = {"PIP_REQUIRE_VIRTUALENV": "1", "PIP_TARGET": str(elsewhere), "UV_TARGET": str(elsewhere)}
+    installed = next(Path(built.at.env).glob("lib/python3*/site-packages"))
+    for each in (installed / "peft", next(installed.glob("peft-*"))):
+        shutil.rmtree(each)
+    commands = python_env.package_commands(built.wanted(), built.at, complete_wheelhouse=True)
+    built.run(commands, **variables, UV_EXCLUDE_NEWER="2001-01-01", PYTHONHOME="/opt/python")
+    assert (installed / "peft").exists() and not elsewhere.exists()
+
+
+def test_the_trial_import_has_the_environment_of_the_ranks(built: Ground) -> None:
+    imported = next(Path(built.at.env).glob("lib/python3*/site-packages/peft/__init__.py"))
+    imported.write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    *_, trial, _ = python_env.finishing_commands(built.wanted(), built.at)
+    env = {"PATH": "/usr/bin:/bin", "NCCL_DEBUG": "TRACE", "LD_LIBRARY_PATH": "/opt/lib", "PYTHONPATH": "/opt/old"}
+    done = subprocess.run(["sh", "-c", trial], env=env, capture_output=True, text=True, check=True)
+    assert {**json.loads(done.stdout), "LC_CTYPE": ""} == {**AS_DEPLOYED, "LC_CTYPE": ""}
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_the_internet_is_named_only_where_it_is_not_reached(tmp_path: Path, listens: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        index = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+        if not listens:
+            server.close()
+        wanted = replace(python_env.environment_from(HERE, LOCK), pypi=index)
+        first, *_ = python_env.package_commands(wanted, paths(tmp_path), complete_wheelhouse=False)
+        done = subprocess.run(["sh", "-c", first], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert (done.returncode, environment.NO_INTERNET in done.stderr) == ((127, False) if listens else (REFUSED, True))
 
 
 def found(ground: Ground) -> dict[str, object]:
