@@ -21,6 +21,7 @@ from paramiko import SFTPError, SSHException
 from pyinfra import host, logger, state
 from pyinfra.api import Host, StringCommand, operation, output
 from pyinfra.api.command import PyinfraCommand
+from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
@@ -58,7 +59,7 @@ def framed(run: Run) -> Run:
 
 
 def sent(put_file: Callable[..., None]) -> Callable[..., None]:
-    """SSHConnector._put_file; where the shell's words stand in sftp's way, this host alone ends, with a sentence."""
+    """SSHConnector._put_file; where a node has no sftp, or its shell speaks first, this host alone ends."""
 
     @wraps(put_file)
     def put(*args: Any) -> None:
@@ -66,6 +67,8 @@ def sent(put_file: Callable[..., None]) -> Callable[..., None]:
             put_file(*args)
         except SFTPError as error:
             raise SSHException(f"{error}: {SFTP_GARBAGE}") from None
+        except (ConnectError, EOFError) as error:
+            raise SSHException(f"no sftp here: {error or 'its server ends at once'}") from None
 
     return put
 

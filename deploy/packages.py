@@ -17,15 +17,16 @@ from pyinfra import host
 from pyinfra.api import deploy
 from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.server import Command
-from pyinfra.operations import apt, files
+from pyinfra.operations import apt, files, systemd
 
 from deploy.environment import NO_INTERNET
-from deploy.node_files import REFUSED, refuse_unless, shell
+from deploy.node_files import FOLDER, REFUSED, refuse_unless, shell, text_of
 from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.on_node.keep_packages import PLACE
 from deploy.on_node.reach import ARCHIVES
 from inventory.node_program import argv
 from inventory.settings import Settings
+from training.run.launch import RUN_VARIABLE
 
 APT_GET = (
     "DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends"
@@ -58,11 +59,11 @@ folders too (packages.microsoft.com/ubuntu/22.04/prod, archive.canonical.com/ubu
 def _archives(*hosts: str) -> re.Pattern[str]:
     """Matches each archive at one of these hosts, its folder as the group; and comments, without a group."""
     folder = r"/(debian|debian-security|ubuntu)(?=/?(?:\s|$))"
-    return re.compile(rf"^[ \t]*#.*|(?:{'|'.join(hosts)}){folder}", re.MULTILINE)
+    return re.compile(rf"^[ \t]*#.*|(?:{'|'.join(hosts) or '(?!)'}){folder}", re.MULTILINE)
 
 
 def through_mirror(text: str, mirror: str, earlier: Sequence[str] = ()) -> str:
-    """The sources file with the distribution's archives, and what an `earlier` mirror has, fetched from `mirror`.
+    """The sources file with the distribution's archives, and what an earlier mirror has, fetched from `mirror`.
 
     Mirrors are scheme and host. Only addresses change; comments stay.
     """
@@ -75,16 +76,12 @@ def without_mirror(text: str, first: str, mirrors: Sequence[str]) -> str:
 
     Archives of one folder go back in their order; more of them than there were take the last place.
     """
-    if not mirrors:
-        return text
     places: dict[str | None, list[str]] = {}
     for match in _archives(_OWN_ARCHIVES).finditer(first):
         places.setdefault(match[1], []).append(match[0])
 
     def place(match: re.Match[str]) -> str:
-        before = places.get(match[1]) if match[1] else None
-        if not before:
-            return match[0]
+        before = places.get(match[1] or "comment", [match[0]])
         return before.pop(0) if len(before) > 1 else before[0]
 
     return _archives(*map(re.escape, mirrors)).sub(place, text)
@@ -141,6 +138,7 @@ def install_packages() -> None:
         mode="644",
     )
     set_apt_mirror(name="apt sources", mirror=host.data.settings.mirrors.resolved().apt)
+    protect_runs()
     settings = host.data.settings
     packages = packages_for(settings)
     reach_archives(name="Package archives", packages=packages)
@@ -158,6 +156,32 @@ def install_packages() -> None:
         dest="/etc/pdsh/rcmd_default",
         mode="644",
     )
+
+
+def condition_text(proc: str = "/proc") -> str:
+    """A drop-in for apt's unit of unattended upgrades; a run is known by its processes, on the head as elsewhere.
+
+    apt heeds no inhibitor, and a condition has nothing to undo where a run ends badly.
+    """
+    return text_of("apt_daily_upgrade.conf", variable=RUN_VARIABLE, proc=proc)
+
+
+@deploy("Runs are not interrupted")
+def protect_runs() -> None:
+    """Neither unattended upgrades nor the restarts after any upgrade end a run."""
+    files.put(
+        name="needrestart leaves runs alone",
+        src=str(FOLDER / "needrestart.conf"),
+        dest="/etc/needrestart/conf.d/spotune.conf",
+        mode="644",
+    )
+    condition = files.put(
+        name="Upgrades wait for runs",
+        src=StringIO(condition_text()),
+        dest="/etc/systemd/system/apt-daily-upgrade.service.d/spotune.conf",
+        mode="644",
+    )
+    systemd.daemon_reload(name="systemd reads that", _if=condition.did_change)
 
 
 @node_operation
@@ -180,10 +204,8 @@ def set_apt_mirror(mirror: str) -> Commands:
         yield from put_text(record, "\n".join([*mirrors, ""]))  # before any address changes
     for path in (host.get_fact(Command, APT_SOURCES) or "").splitlines():
         current, first = file_text(path) or "", file_text(f"{ORIGINALS}{path}")
-        if mirror:
-            wanted = through_mirror(current, mirror, mirrors)
-        else:
-            wanted = without_mirror(current, first or "", mirrors)
+        restored = without_mirror(current, first or "", mirrors)
+        wanted = through_mirror(restored, mirror, mirrors) if mirror else restored
         if wanted == current:
             continue
         if first is None:
@@ -202,8 +224,8 @@ def reach_command(place: str, failure: str) -> str:
 def reach_archives(packages: Sequence[str]) -> Commands:
     """Whether a node that lacks packages reaches any archive: said at once, where apt would try for minutes."""
     if missing_packages(packages):
-        reach = reach_command(ARCHIVES, f"{host.data.node.name} reaches no package archive")
-        yield f"ls {PLACE}/*/Packages >/dev/null 2>&1 || {reach}"
+        why = f"{host.data.node.name} reaches no package archive"
+        yield f"ls {PLACE}/*/Packages >/dev/null 2>&1 || {reach_command(ARCHIVES, why)}"
     else:
         host.noop("no package is missing")
 

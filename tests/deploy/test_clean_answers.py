@@ -76,6 +76,14 @@ def test_a_shell_that_greets_before_sftp_ends_its_own_node_with_a_sentence(deplo
     assert (tmp_path / "hosts").read_text() == HOSTS
 
 
+@pytest.mark.parametrize("way", ["absent", "ends"])
+def test_a_node_without_sftp_ends_alone_with_a_sentence(deployed, server, tmp_path, way):
+    setattr(server.files, way, True)
+    done = deployed()
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert (tmp_path / "hosts").read_text() == HOSTS
+
+
 def test_the_doctor_names_the_shell_and_judges_the_rest(node, server):
     server.bashrc = f"echo {GREETING}"
     settings = Settings(name="a1", provider="static")

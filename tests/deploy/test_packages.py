@@ -5,16 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror
+from deploy.node_files import FOLDER
+from deploy.on_node.probe import SPOT_WATCH
+from deploy.packages import LISTS_LOCK, UPDATE, condition_text, packages_for, through_mirror
 from inventory.settings import Settings
 from tests.support.fake_nodes import NODE, deploy
 from tests.support.waiting import until
+from training.run.folder import unit_of
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGINALS = {
@@ -89,6 +93,28 @@ def test_where_a_driver_is_looked_up_the_archives_index_comes_first(torch: str) 
     ]
     kept = next(n for n, command in enumerate(told) if "kept.list" in command)
     assert (alone and alone[0] < kept) if torch == "cuda" else not alone
+
+
+def test_needrestart_leaves_a_runs_unit_alone_and_the_next_services_not():
+    # how needrestart reads its drop-ins and asks whether a service is restarted
+    program = """
+        our %nrconf; my ($file, $name) = @ARGV; eval do { local (@ARGV, $/) = $file; <> }; die $@ if $@;
+        for (keys %{$nrconf{override_rc}}) { exit 7 if $name =~ /$_/ and !$nrconf{override_rc}{$_} }
+    """
+    conf = str(FOLDER / "needrestart.conf")
+    units = [f"{unit_of('tiny-20260101-000000')}.service", SPOT_WATCH, "nvidia-persistenced.service"]
+    codes = [subprocess.run(["perl", "-e", program, conf, unit], check=False).returncode for unit in units]
+    assert codes == [7, 7, 0]
+
+
+@pytest.mark.parametrize(("variable", "code"), [("SPOTUNE_RUN", 1), ("NO_SPOTUNE_RUN", 0)])
+def test_an_unattended_upgrade_waits_for_the_processes_of_a_run(tmp_path: Path, variable: str, code: int) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/environ").write_bytes(f"HOME=/root\0{variable}=/data/runs/x\0".encode())
+    (tmp_path / "8").mkdir()  # one that has ended
+    (line,) = [line for line in condition_text(str(tmp_path)).splitlines() if line.startswith("ExecCondition=")]
+    argv = shlex.split(line.removeprefix("ExecCondition="))
+    assert subprocess.run(argv, check=False).returncode == code
 
 
 def set_mirror(tmp_path: Path, mirror: str) -> int:

@@ -22,6 +22,10 @@ class Files:
     """Bytes after which every connection is closed."""
     silent_after: int | None = None
     """Bytes after which nothing is answered any more."""
+    absent: bool = False
+    """There is no sftp."""
+    ends: bool = False
+    """The sftp server ends before it says a word, as where its program is missing."""
     full: bool = False
     """It takes no file."""
     served: int = 0

@@ -36,6 +36,10 @@ class _Door(paramiko.ServerInterface):
     def check_channel_subsystem_request(self, channel, name):
         self._answer()
         channel.sendall(self.server.sftp_greeting)
+        if self.server.files.ends:
+            channel.close()
+        if self.server.files.absent or self.server.files.ends:
+            return self.server.files.ends
         return super().check_channel_subsystem_request(channel, name)
 
     def check_channel_exec_request(self, channel, command):
