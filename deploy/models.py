@@ -143,7 +143,7 @@ def code_hash(training: Path) -> str:
 
 def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
     """Shell that fetches and seals a hub model with the code unpacked at `code`; the token comes on standard input."""
-    fetch = shlex.join(["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", python, "-m"])
+    fetch = shlex.join(["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", python, "-s", "-m"])
     module_call = shlex.join(["deploy.on_node.fetch_model", model.repo, model.revision, model.commit, model.path])
     sealed = (
         f'commit=$(cd {shlex.quote(code)} && {fetch} {module_call}) && {seal_command(model, python)} commit="$commit"'
@@ -160,7 +160,7 @@ def make_commands(model: ModelFolder, python: str, code: str) -> Iterator[str]:
     """Shell that makes and seals a built-in model with the code unpacked at `code`."""
     yield shlex.join(["rm", "-rf", model.path])
     module = f"training.models.{model.repo.removeprefix(BUILT_IN)}"
-    yield f"cd {shlex.quote(code)} && {shlex.join([python, '-m', module, model.path])}"
+    yield f"cd {shlex.quote(code)} && {shlex.join([python, '-s', '-m', module, model.path])}"
     yield f"{seal_command(model, python)} commit={shlex.quote(model.commit)}"
 
 

@@ -146,10 +146,7 @@ def manage_hosts_file() -> Commands:
     node = host.data.node
     addresses = {other.name: other.private_address for other in host.data.cluster}
     for path in (HOSTS, HOSTS_TEMPLATE) if written_by_cloud_init(file_text(HOSTS) or "") else (HOSTS,):
-        current = file_text(path) or ""
-        wanted = rewrite(current, node.name, addresses)
-        if wanted != current:
-            yield from put_text(path, wanted)
+        yield from put_text(path, rewrite(file_text(path) or "", node.name, addresses))
 
 
 @node_operation

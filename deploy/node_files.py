@@ -29,11 +29,6 @@ def shell(*names: str, **values: object) -> str:
     return assignments + "".join(text_of(name) for name in names)
 
 
-def python(name: str, arguments: Sequence[str], interpreter: str) -> str:
-    """Shell that runs a Python program with arguments, where nothing of ours is installed."""
-    return shlex.join([interpreter, "-I", "-c", text_of(name), *arguments])
-
-
 REFUSED = 9
 """Exit code of a refusal, apart from those of the programs a deploy runs."""
 

@@ -73,12 +73,8 @@ def sent(put_file: Callable[..., None]) -> Callable[..., None]:
     return put
 
 
-def _frame_answers() -> None:
-    SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)
-    SSHConnector._put_file = sent(SSHConnector._put_file)
-
-
-_frame_answers()
+SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)
+SSHConnector._put_file = sent(SSHConnector._put_file)
 
 
 Given = ParamSpec("Given")

@@ -20,13 +20,12 @@ from pyinfra.facts.server import Command
 from pyinfra.operations import apt, files, systemd
 
 from deploy.environment import NO_INTERNET
-from deploy.node_files import FOLDER, REFUSED, refuse_unless, shell, text_of
+from deploy.node_files import FOLDER, REFUSED, refuse_unless, shell
 from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.on_node.keep_packages import PLACE
 from deploy.on_node.reach import ARCHIVES
 from inventory.node_program import argv
 from inventory.settings import Settings
-from training.run.launch import RUN_VARIABLE
 
 APT_GET = (
     "DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends"
@@ -158,14 +157,6 @@ def install_packages() -> None:
     )
 
 
-def condition_text(proc: str = "/proc") -> str:
-    """A drop-in for apt's unit of unattended upgrades; a run is known by its processes, on the head as elsewhere.
-
-    apt heeds no inhibitor, and a condition has nothing to undo where a run ends badly.
-    """
-    return text_of("apt_daily_upgrade.conf", variable=RUN_VARIABLE, proc=proc)
-
-
 @deploy("Runs are not interrupted")
 def protect_runs() -> None:
     """Neither unattended upgrades nor the restarts after any upgrade end a run."""
@@ -177,7 +168,7 @@ def protect_runs() -> None:
     )
     condition = files.put(
         name="Upgrades wait for runs",
-        src=StringIO(condition_text()),
+        src=str(FOLDER / "apt_daily_upgrade.conf"),
         dest="/etc/systemd/system/apt-daily-upgrade.service.d/spotune.conf",
         mode="644",
     )

@@ -16,15 +16,14 @@ from pyinfra import host
 from pyinfra.api import FileUploadCommand, deploy
 from pyinfra.facts.files import Directory
 
-from deploy import environment, fan_out, node_files
+from deploy import environment, fan_out
 from deploy.environment import LOCK, Environment, environment_from
-from deploy.node_files import MOUNT_POINT, refuse_unless, refuse_unless_mounted, refuse_while_running
+from deploy.node_files import MOUNT_POINT, refuse_unless, refuse_unless_mounted, refuse_while_running, text_of
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
 from deploy.packages import reach_command
 from training.run.launch import AS_DEPLOYED
 
-PYPI = "https://pypi.org"
 TOOLS = ("uv", "setuptools", "wheel", "packaging")
 """What installs the packages, and what builds those that come as source."""
 
@@ -85,15 +84,15 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     """
     python = f"{at.env}/bin/python"
     sources = _sources(wanted, at, complete_wheelhouse)
-    reach = reach_command(wanted.pypi or PYPI, "the packages cannot be fetched")
+    reach = reach_command(wanted.pypi or "https://pypi.org", "the packages cannot be fetched")
     why = "" if complete_wheelhouse else f" || {{ code=$?; {reach}; exit $code; }}"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]
     yield f"{CLEAN}{shlex.join([*pip, *sources, *tools])}{why}"
     uv = ["env", f"UV_CACHE_DIR={at.cache}", "UV_HTTP_TIMEOUT=300", "UV_HTTP_RETRIES=5"]
     uv += [f"{at.env}/bin/uv", "pip", "install", "--quiet", "--python", python, "--no-deps", *sources]
-    packages = ["--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"]
-    yield f"{CLEAN}{shlex.join([*uv, *packages])}{why}"
+    all_else = shlex.join([*uv, "--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"])
+    yield f"{CLEAN}{all_else}{why}"
     if wanted.flavour == "cpu":
         # The lock's hashes are those of the CUDA wheel; the CPU one is pinned by version, and uv holds it against the
         # hash in PyTorch's own index, which it asks over https and through no mirror.
@@ -116,7 +115,7 @@ def finishing_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
     changing = ["*__pycache__*", "torch_extensions/*", STAMP]
     excluded = [word for pattern in changing for word in ("--exclude", pattern)]
     yield f"{fan_out.manifest_command('write', at.env, *excluded, python=python)} >/dev/null"
-    trial = [python, "-P", "-c", node_files.text_of("record_environment.py"), f"{at.env}/{STAMP}", wanted.hash]
+    trial = [python, "-P", "-c", text_of("record_environment.py"), f"{at.env}/{STAMP}", wanted.hash]
     yield shlex.join(["env", "-i", *(f"{name}={value}" for name, value in AS_DEPLOYED.items()), *trial])
     yield shlex.join(["rm", "-rf", at.cache])
 
@@ -127,8 +126,8 @@ def interpreter_probe(env: str) -> str:
     One that was made by the system's Python comes along with a disk; what it points to may be another on this image.
     """
     python = f"{env}/bin/python"
-    check = node_files.python("check_interpreter.py", [f"{env}/{STAMP}"], python)
-    return f"{check} 2>/dev/null || echo {shlex.quote(f'{python} does not run')}"
+    check = [python, "-I", "-c", text_of("check_interpreter.py"), f"{env}/{STAMP}"]
+    return f"{shlex.join(check)} 2>/dev/null || echo {shlex.quote(f'{python} does not run')}"
 
 
 @node_operation

@@ -33,11 +33,6 @@ class NodeKeys:
     host_key: str
 
 
-def public_key(line: str) -> str:
-    """`type base64` of a public key line, its comment dropped."""
-    return " ".join(line.split()[:2])
-
-
 def authorized_keys(text: str, peers: Sequence[NodeKeys]) -> str:
     """root's authorized_keys: what stands there already, and one block with a line a node.
 
@@ -83,7 +78,7 @@ KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
 
 class PublicKeys(FactBase[list[str]]):
-    """The node's cluster key and its host key, public halves; [] until both exist."""
+    """The node's cluster key and its host key, public halves without comments; [] until both exist."""
 
     default = list
 
@@ -91,7 +86,7 @@ class PublicKeys(FactBase[list[str]]):
         return f"cat {KEY_PATH}.pub /etc/ssh/ssh_host_ed25519_key.pub 2>/dev/null || true"
 
     def process(self, output: list[str]) -> list[str]:
-        return [public_key(line) for line in output if line.startswith("ssh-ed25519 ")]
+        return [" ".join(line.split()[:2]) for line in output if line.startswith("ssh-ed25519 ")]
 
 
 class OpenLogins(FactBase[list[str]]):
@@ -169,19 +164,17 @@ def _peers() -> list[NodeKeys]:
 @node_operation
 def authorize_nodes() -> Commands:
     """root's authorized_keys holds one line a node; a node that left has none."""
-    current = file_text(AUTHORIZED_KEYS) or ""
-    yield from _write(AUTHORIZED_KEYS, current, authorized_keys(current, _peers()), mode="600")
+    yield from put_text(AUTHORIZED_KEYS, authorized_keys(file_text(AUTHORIZED_KEYS) or "", _peers()), mode="600")
 
 
 @node_operation
 def know_nodes() -> Commands:
     """/etc/ssh/ssh_known_hosts holds one line a node."""
-    current = file_text(KNOWN_HOSTS) or ""
     peers = _peers()
     missing = [n.name for n in host.data.cluster if n.name not in {p.name for p in peers}]
     if missing:
         logger.warning(f"{host.print_prefix}not trusted, for they did not answer: {', '.join(missing)}")
-    yield from _write(KNOWN_HOSTS, current, known_hosts(current, peers), mode="644")
+    yield from put_text(KNOWN_HOSTS, known_hosts(file_text(KNOWN_HOSTS) or "", peers))
 
 
 @node_operation
@@ -192,10 +185,3 @@ def close_password_login() -> Commands:
         return
     yield from put_text(f"{SSHD_DROP_IN}.new", SSHD_CONFIG)
     yield apply_sshd()
-
-
-def _write(path: str, current: str, wanted: str, mode: str) -> Commands:
-    if wanted == current:
-        host.noop(f"{path} is as it should be")
-        return
-    yield from put_text(path, wanted, mode)

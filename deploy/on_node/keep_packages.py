@@ -50,8 +50,6 @@ def keep(place: Path, archives: Path, packages: set[tuple[str, str, str]]) -> di
     if shutil.disk_usage(place.parent).free < sum(file.stat().st_size for file in new) + LEFT_FREE_BYTES:
         return {"packages": 0, "bytes": 0}
     destination.mkdir(parents=True, exist_ok=True)
-    for old in ("lists", "lists.half"):  # of earlier snapshots: the archive's own index
-        shutil.rmtree(place / old, ignore_errors=True)
     for file in new:
         shutil.copy2(file, destination)
     entries = {file: _entry(file) for file in sorted(destination.iterdir()) if is_of(file, packages)}

@@ -127,7 +127,6 @@ def test_the_program_runs_on_the_oldest_python_a_node_may_have():
 def test_kept_is_what_is_installed_and_nothing_that_was_replaced(machine):
     place, fetched = machine.kept, machine.folder
     old, new = packed(fetched, "1.0"), packed(fetched, "1:2.0")
-    (place / "lists").mkdir(parents=True)
     assert keep(place, fetched, {(NAME, "1.0", ARCH)}) == {"packages": 1, "bytes": old.stat().st_size}
     assert keep(place, fetched, {(NAME, "1:2.0", ARCH)}) == {"packages": 1, "bytes": new.stat().st_size}
     there = sorted(str(file.relative_to(place)) for file in place.rglob("*"))

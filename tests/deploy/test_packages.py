@@ -14,11 +14,12 @@ import pytest
 
 from deploy.node_files import FOLDER
 from deploy.on_node.probe import SPOT_WATCH
-from deploy.packages import LISTS_LOCK, UPDATE, condition_text, packages_for, through_mirror
+from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror
 from inventory.settings import Settings
 from tests.support.fake_nodes import NODE, deploy
 from tests.support.waiting import until
 from training.run.folder import unit_of
+from training.run.launch import RUN_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGINALS = {
@@ -107,13 +108,13 @@ def test_needrestart_leaves_a_runs_unit_alone_and_the_next_services_not():
     assert codes == [7, 7, 0]
 
 
-@pytest.mark.parametrize(("variable", "code"), [("SPOTUNE_RUN", 1), ("NO_SPOTUNE_RUN", 0)])
+@pytest.mark.parametrize(("variable", "code"), [(RUN_VARIABLE, 1), (f"NO_{RUN_VARIABLE}", 0)])
 def test_an_unattended_upgrade_waits_for_the_processes_of_a_run(tmp_path: Path, variable: str, code: int) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/environ").write_bytes(f"HOME=/root\0{variable}=/data/runs/x\0".encode())
     (tmp_path / "8").mkdir()  # one that has ended
-    (line,) = [line for line in condition_text(str(tmp_path)).splitlines() if line.startswith("ExecCondition=")]
-    argv = shlex.split(line.removeprefix("ExecCondition="))
+    conf = (FOLDER / "apt_daily_upgrade.conf").read_text().replace("/proc/", f"{tmp_path}/")
+    argv = shlex.split(conf.partition("ExecCondition=")[2])
     assert subprocess.run(argv, check=False).returncode == code
 
 

@@ -12,12 +12,12 @@ from deploy.node_files import REFUSED
 from deploy.trust import (
     SSHD_CONFIG,
     NodeKeys,
+    PublicKeys,
     apply_sshd,
     authorized_keys,
     client_config,
     known_hosts,
     look_at_sshd,
-    public_key,
 )
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE9WGLmu2rkKq6gVrjYO0wWkZsmDtAbjuydOIp0NhP"
@@ -71,7 +71,7 @@ def test_password_logins_are_off_in_every_form():
 
 
 def test_a_public_key_loses_its_comment():
-    assert public_key("ssh-ed25519 AAAA root@te1 somewhere") == "ssh-ed25519 AAAA"
+    assert PublicKeys().process(["ssh-ed25519 AAAA root@te1 somewhere"]) == ["ssh-ed25519 AAAA"]
 
 
 # Password logins off: the deploy's own shell in a temporary folder, with an sshd and a systemctl that act as told.

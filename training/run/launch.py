@@ -134,23 +134,11 @@ def parse_launch(text: str) -> Launch:
     """The launch in a JSON text. Raises ValueError where it is none."""
     content: dict[str, Any] = bounded_json(text)
     try:
-        content["hosts"] = tuple(_host(host) for host in content["hosts"])
+        content["hosts"] = tuple(Host(**host) for host in content["hosts"])
         content["arguments"] = tuple(content["arguments"])
         return Launch(**content)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no launch: {error}") from error
-
-
-def _host(content: Mapping[str, Any]) -> Host:
-    price_h = content.get("price_h")
-    return Host(
-        str(content["name"]),
-        str(content["private_address"]),
-        int(content["slots"]),
-        str(content.get("type", "")),
-        str(content.get("zone", "")),
-        None if price_h is None else float(price_h),
-    )
 
 
 def hostfile(hosts: Sequence[Host]) -> str:
@@ -281,10 +269,8 @@ def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> st
     folder = shlex.quote(code or launch.run_dir)
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')
-    # runs begun before training/ had a folder for the nodes keep the code they began with
-    room = "test -d training/node && room=training.node || room=training"
-    program = f"{shlex.quote(launch.python)} -m $room.supervision.end_processes {shlex.join(argv)}"
-    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {{ {room}; }} && {program}"
+    program = shlex.join([launch.python, "-m", "training.node.supervision.end_processes", *argv])
+    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {program}"
 
 
 def supervisor_argv(launch: Launch) -> list[str]:
@@ -304,6 +290,7 @@ def unit_argv(launch: Launch) -> list[str]:
         "TimeoutStopSec": str(max(launch.stop_grace_s, LONGEST_STOP_S) + 60),  # the supervisor itself ends it before
         "StandardOutput": f"append:{launch.run_dir}/logs/supervisor.log",
         "StandardError": f"append:{launch.run_dir}/logs/supervisor.log",
+        "Environment": "PYTHONNOUSERSITE=1",  # as for the ranks
         "OOMScoreAdjust": "-500",
         "LimitNOFILE": "65536",
     }

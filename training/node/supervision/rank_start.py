@@ -52,11 +52,11 @@ def _in_child() -> None:
 
 
 def environment_of(run_dir: Path) -> dict[str, str]:
-    """A rank's environment. What else this node has is named once, on its first rank."""
+    """A rank's environment. What else this node has is named once, by its first rank."""
     launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
     env = env_on_node(launch, os.environ)
     if (dropped := sorted(os.environ.keys() - env)) and os.environ["LOCAL_RANK"] == "0":
-        print(f"[{os.environ['RANK']}] of this node's environment the ranks do not get", *dropped, flush=True)
+        print("of this node's environment its ranks do not get", *dropped, flush=True)
     if not NODE_FILE.exists():
         return env
     # gloo takes its interface from the environment only; the deploy found it and wrote it down
