@@ -18,7 +18,6 @@ from deploy.node_files import REFUSED, shell
 from inventory.settings import Settings
 
 CUDA_ONLY = re.compile(r"^(nvidia|cuda)-|^triton$|^liger-kernel$")
-_NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^ ;\\]+)")
 
 
 def requirements(lock_text: str) -> Iterator[tuple[str, str]]:
@@ -28,7 +27,7 @@ def requirements(lock_text: str) -> Iterator[tuple[str, str]]:
         if line.lstrip().startswith("#"):
             continue
         if entry and not line.startswith(" "):
-            yield _name(entry[0]), "\n".join(entry)
+            yield entry[0].partition("==")[0].lower(), "\n".join(entry)
             entry = []
         if line.strip():
             entry.append(line)
@@ -70,13 +69,6 @@ def _without_hashes(entry: str) -> str:
 
 def _on_cpu(name: str) -> bool:
     return name != "torch" and not CUDA_ONLY.match(name)
-
-
-def _name(line: str) -> str:
-    match = _NAME.match(line)
-    if match is None:
-        raise ValueError(f"not a pinned requirement: {line!r}")
-    return match.group(1).lower()
 
 
 # conda on a node: which installer, from where, and the shell that installs it.

@@ -164,17 +164,19 @@ def _peers() -> list[NodeKeys]:
 @node_operation
 def authorize_nodes() -> Commands:
     """root's authorized_keys holds one line a node; a node that left has none."""
-    yield from put_text(AUTHORIZED_KEYS, authorized_keys(file_text(AUTHORIZED_KEYS) or "", _peers()), mode="600")
+    current = file_text(AUTHORIZED_KEYS) or ""
+    yield from _write(AUTHORIZED_KEYS, current, authorized_keys(current, _peers()), mode="600")
 
 
 @node_operation
 def know_nodes() -> Commands:
     """/etc/ssh/ssh_known_hosts holds one line a node."""
+    current = file_text(KNOWN_HOSTS) or ""
     peers = _peers()
     missing = [n.name for n in host.data.cluster if n.name not in {p.name for p in peers}]
     if missing:
         logger.warning(f"{host.print_prefix}not trusted, for they did not answer: {', '.join(missing)}")
-    yield from put_text(KNOWN_HOSTS, known_hosts(file_text(KNOWN_HOSTS) or "", peers))
+    yield from _write(KNOWN_HOSTS, current, known_hosts(current, peers), mode="644")
 
 
 @node_operation
@@ -185,3 +187,10 @@ def close_password_login() -> Commands:
         return
     yield from put_text(f"{SSHD_DROP_IN}.new", SSHD_CONFIG)
     yield apply_sshd()
+
+
+def _write(path: str, current: str, wanted: str, mode: str) -> Commands:
+    if wanted == current:
+        host.noop(f"{path} is as it should be")
+        return
+    yield from put_text(path, wanted, mode)
