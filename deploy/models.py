@@ -31,42 +31,45 @@ from deploy import fan_out
 from deploy.node_files import MOUNT_POINT, refuse, refuse_unless, refuse_unless_mounted
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import MODEL_STAMP as STAMP
-from training.models.folder import FOLDER, files_of, folder_of, state_of
+from training.models.folder import FOLDER, folder_of, state_of
 from training.models.hub import TOKEN_HOST
 from training.models.lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
 from training.models.names import NamedModel, named_model
 from training.recipe.recipe import RecipeError
-from training.text.files import parse_sums, sha256_of
+from training.text.files import LICENCE, MODEL, model_files, parse_sums, sha256_of
 
 HALF = ".sending"
 """The file that is on its way."""
 
 
 class FileSums(FactBase[dict[str, str]]):
-    """The sha256 of every file in a folder of the node by its name."""
+    """The sha256 of every file below a folder of the node, by relative path."""
 
     default = dict
 
     @staticmethod
     def command(path: str) -> str:
-        return f"cd {shlex.quote(path)} 2>/dev/null && sha256sum -- * 2>/dev/null; true"
+        find = "find . -type f -printf '%P\\0' | xargs -0r sha256sum --"
+        return f"cd {shlex.quote(path)} 2>/dev/null && {find} 2>/dev/null; true"
 
     @staticmethod
     def process(lines: Iterable[str]) -> dict[str, str]:
         return parse_sums("\n".join(lines))
 
 
-def send_commands(files: Iterable[Path], path: str, sums: Mapping[str, str]) -> Iterator[str | FileUploadCommand]:
-    """What makes the folder `path` hold these files and no others; `sums`: FileSums of what lies there."""
-    here = {file.name: file for file in files}
-    stale = [name for name in sums if name not in here]
-    yield f"cd {shlex.quote(path)} && {shlex.join(['rm', '-f', '--', *stale, HALF])}"
-    for name, file in here.items():
-        if sums.get(name) == sha256_of(file):
+def send_commands(folder: Path, path: str, sums: Mapping[str, str]) -> Iterator[str | FileUploadCommand]:
+    """What makes the folder `path` hold the model in `folder`, its licence, and no other files; `sums`: FileSums of
+    what lies there."""
+    names = model_files(folder, (*MODEL, *LICENCE))
+    yield f"cd {shlex.quote(path)} && {shlex.join(['rm', '-f', '--', *sorted(sums.keys() - {*names}), HALF])}"
+    for name in names:
+        if sums.get(name) == sha256_of(folder / name):
             continue
+        target = Path(path, name)
+        yield FileUploadCommand(str(folder / name), f"{path}/{HALF}")
         # moved in one step: what lies there under its name is whole
-        yield FileUploadCommand(str(file), f"{path}/{HALF}")
-        yield shlex.join(["mv", "--", f"{path}/{HALF}", f"{path}/{name}"])
+        move = shlex.join(["mv", "--", f"{path}/{HALF}", str(target)])
+        yield f"{shlex.join(['mkdir', '-p', str(target.parent)])} && {move}"
 
 
 MODELS = f"{MOUNT_POINT}/models"
@@ -167,7 +170,8 @@ def make_commands(model: ModelFolder, python: str, code: str) -> Iterator[str]:
 def seal_command(model: ModelFolder, python: str) -> str:
     """Shell that writes manifest and stamp; `commit=...` is to be appended."""
     facts = [f"repo={model.repo}", f"revision={model.revision}"]
-    return fan_out.manifest_command("seal", "--exclude", ".cache*", model.path, STAMP, *facts, python=python)
+    exclude = [word for pattern in (".cache*", *LICENCE) for word in ("--exclude", pattern)]
+    return fan_out.manifest_command("seal", *exclude, model.path, STAMP, *facts, python=python)
 
 
 def packed(training: Path) -> bytes:
@@ -196,7 +200,7 @@ def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     yield f"mkdir -p {shlex.quote(model.path)} && rm -f {stamp}"
     if model.is_sent:
         sums = host.get_fact(FileSums, path=model.path)
-        yield from send_commands(files_of(folder_of(model.repo)), model.path, sums)
+        yield from send_commands(folder_of(model.repo), model.path, sums)
         yield f"{seal_command(model, PYTHON)} commit={shlex.quote(model.commit)}"
         return
     archive = f"{CODE}.tar"

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.on_node.probe import MODEL_STAMP
 from training.models.hub import (
     OWN_HOST,
     Hub,
@@ -42,12 +41,7 @@ from training.models.hub import (
     place_of,
     without_tokens,
 )
-from training.text.files import SUMS
-
-OUR_FILES = (MODEL_STAMP, SUMS, ".cache")
-"""What is written beside a model; a file of its own that begins so is left out."""
-# The same weights once more in other formats, skipped where safetensors are there.
-OTHER_FORMATS = (".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
+from training.text.files import LICENCE, MODEL, SUMS, is_one_of
 
 
 class ModelError(Exception):
@@ -82,15 +76,9 @@ class Listing:
 
 
 def wanted(files: Iterable[Announced]) -> list[Announced]:
-    """The files a training needs: all but other formats of the same weights, and names that are ours."""
-    files = [file for file in files if not file.path.startswith(OUR_FILES)]
-    if not any(file.path.endswith(".safetensors") for file in files):
-        return files
-    return [
-        file
-        for file in files
-        if not file.path.endswith(OTHER_FORMATS) and not file.path.startswith(("original/", "onnx/"))
-    ]
+    """The files of a model and its licence; none where it has no weights that are read."""
+    files = [file for file in files if is_one_of(file.path, (*MODEL, *LICENCE))]
+    return files if any(file.path.endswith(".safetensors") for file in files) else []
 
 
 def listed(hub: Hub, repo: str, revision: str) -> Listing:
@@ -277,7 +265,7 @@ def _fetch(hub: Hub, repo: str, revision: str, folder: Path) -> str:
         raise ModelError(f"{hub.address} was asked for commit {revision} of {repo} and answered {listing.commit}")
     files = wanted(listing.files)
     if not files:
-        raise ModelError(f"{repo} has no files at {revision}")
+        raise ModelError(f"{repo} has no weights in safetensors files at {revision}")
     remove_stale(folder, files)
     remove_wrong(folder, files)
     for half in folder.glob(".cache/huggingface/download/**/*.incomplete"):

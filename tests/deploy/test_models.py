@@ -23,13 +23,14 @@ from deploy.models import HALF, FileSums, send_commands
 from deploy.on_node import fetch_model
 from tests.support.hub import COMMIT, Hub
 from tests.support.paper_weights import write_weights
-from training.models.folder import files_of
+from training.models.folder import state_of
 from training.models.hub import HubError, file_name, hub_at
 from training.recipe.recipe import RecipeError
 
 WEIGHTS = random.Random(0).randbytes(3_000_000)
 FILES = {"config.json": b'{"model_type": "qwen2"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
 REPO = "acme/model"
+TOOLS = "additional_chat_templates/tool_use.jinja"
 
 pytestmark = pytest.mark.skipif(
     not Path(sys.executable).with_name("hf").exists(),
@@ -260,19 +261,19 @@ def test_a_link_in_the_folder_leads_nothing_out_of_it(hub: Hub, tmp_path: Path) 
     folder.mkdir()
     outside.mkdir()
     (outside / "config.json").write_text("not the hub's")
-    (folder / "sub").symlink_to(outside)
-    hub.models[REPO]["sub/config.json"] = b"x"
+    (folder / Path(TOOLS).parent).symlink_to(outside)
+    hub.models[REPO][TOOLS] = b"x"
     assert "leads out of" in fetched(hub, folder).stderr
     assert (outside / "config.json").read_text() == "not the hub's"
 
 
 def test_a_file_named_like_an_option_or_like_one_of_ours_does_no_harm(hub: Hub, tmp_path: Path) -> None:
     ours = {"SHA256SUMS": f"{'0' * 64}  ../../outside\n".encode(), "spotune-model.json": b"{}", ".cache/x": b"x"}
-    hub.models[REPO] |= {**ours, "--token": b"x"}
+    hub.models[REPO] |= {**ours, "--token.model": b"x"}
     for _ in range(2):
         done = fetched(hub, tmp_path / "m")
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "m/--token").read_bytes() == b"x"
+    assert (tmp_path / "m/--token.model").read_bytes() == b"x"
     assert json.loads((tmp_path / "m" / models.STAMP).read_text())["repo"] == REPO
 
 
@@ -367,15 +368,14 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_fetched(
         fetch_model.refuse_if_short_of_space(tmp_path, files)
 
 
-def test_weights_in_other_formats_are_left_out_only_where_safetensors_are_there() -> None:
+def test_a_model_is_fetched_with_its_licence_and_nothing_else_and_none_without_weights_that_are_read() -> None:
     def names(*paths: str) -> list[str]:
         return [f.path for f in fetch_model.wanted([fetch_model.Announced(p, 1, None, None) for p in paths])]
 
-    assert names("model.safetensors", "pytorch_model.bin", "original/a.pth", "config.json") == [
-        "model.safetensors",
-        "config.json",
-    ]
-    assert names("pytorch_model.bin", "config.json") == ["pytorch_model.bin", "config.json"]
+    model = ["model.safetensors", "config.json", "LICENSE.txt", TOOLS]
+    others = ["pytorch_model.bin", "original/a.pth", ".gitattributes", "README.md", "fp8/model.safetensors", "run.py"]
+    assert names(*model, *others) == model
+    assert names("pytorch_model.bin", "config.json") == []
 
 
 def test_an_unreachable_hub_is_one_sentence(tmp_path: Path) -> None:
@@ -438,14 +438,14 @@ def _send(folder: Path, to: Path) -> tuple[models.ModelFolder, list[str]]:
     (wanted,) = models.base_models([str(folder)])
     model = _At(wanted.repo, wanted.revision, str(to), wanted.commit)
     listed = subprocess.run(["sh", "-c", FileSums.command(str(to))], capture_output=True, text=True, check=True)
-    files, there = files_of(folder), FileSums.process(listed.stdout.splitlines())
+    there = FileSums.process(listed.stdout.splitlines())
     seal = f"{models.seal_command(model, sys.executable)} commit={model.commit}"
     went = []
-    for command in (*send_commands(files, str(to), there), seal):
+    for command in (*send_commands(folder, str(to), there), seal):
         if isinstance(command, str):
             subprocess.run(["sh", "-c", command], check=True)
         else:
-            went.append(Path(command.src).name)
+            went.append(str(Path(command.src).relative_to(folder)))
             shutil.copyfile(command.src, command.dest)
     return model, went
 
@@ -465,6 +465,25 @@ def test_a_folder_of_the_users_is_sent_file_by_file_and_sealed(own: Path, tmp_pa
     assert sorted(went) == sorted(FILES)
     assert model.lies_there(state(tmp_path / "there", "verify"))
     assert {path.name for path in own.iterdir()} == set(FILES), "nothing is written into it"
+
+
+def test_templates_in_a_folder_are_sent_too_and_what_is_no_part_of_a_model_changes_nothing(
+    own: Path, tmp_path: Path
+) -> None:
+    (own / TOOLS).parent.mkdir()
+    (own / TOOLS).write_text("{{ tools }}")
+    (own / "LICENSE").write_text("mine")
+    there = tmp_path / "there"
+    model, went = _send(own, there)
+    assert sorted(went) == sorted([*FILES, TOOLS, "LICENSE"])
+    sealed = state(there, "verify")["stamp"]["hash"]
+    for name in (".DS_Store", "desktop.ini", "._config.json", "NOTES.txt", "README.md", "LICENSE"):
+        (own / name).write_text("another one")
+    assert state_of(own) == model.commit and model.lies_there(state(there, "verify"))
+    assert _send(own, there)[1] == ["LICENSE"]
+    assert state(there, "verify")["stamp"]["hash"] == sealed and (there / "LICENSE").read_text() == "another one"
+    (own / TOOLS).write_text("{{ other }}")
+    assert _send(own, there)[1] == [TOOLS] and state(there, "verify")["stamp"]["hash"] != sealed
 
 
 def test_of_a_folder_that_was_changed_only_what_differs_is_sent(own: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
 from training.models import tiny
 from training.models.derive import MERGED
-from training.models.folder import FOLDER, described, files_of, folder_of, state_of
+from training.models.folder import FOLDER, described, folder_of, state_of
 from training.models.lock import LOCK, disagreement, read_pins
 from training.models.names import name_of_folder
 from training.recipe.recipe import Recipe, RecipeError
@@ -29,16 +30,17 @@ from training.run.folder import MODEL_RECORD, MODEL_SUMS, is_run_id, was_made_in
 from training.run.launch import ENV_FOLDER, Launch, LaunchError
 from training.text.counts import size_text
 from training.text.files import (
+    LICENCE,
+    MODEL,
     ORIGIN,
     SUMS,
     bounded_json,
+    copy_files,
     object_in,
     parse_sums,
     read_origin,
     seal_model,
     sha256_of,
-    sums_of,
-    sums_text,
 )
 from training.text.problems import AdapterError
 
@@ -237,9 +239,7 @@ def _make_tiny(folder: Path, python: str) -> None:
         raise LaunchError(f"the tiny model could not be made: its program ended with {error.returncode}") from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"the tiny model was not made within {MAKING_S:.0f} s") from error
-    (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
-    record = {"repo": BUILT_IN, "revision": "main", "commit": sha256_of(TINY), "hash": sha256_of(fresh / SUMS)}
-    (fresh / ORIGIN).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    seal_model(fresh, repo=BUILT_IN, revision="main", commit=sha256_of(TINY))
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
@@ -295,9 +295,9 @@ def link_model(recipe: Recipe, models: Path) -> dict[str, str]:
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    for path in files_of(folder):
-        (fresh / path.name).symlink_to(path)
+    copy_files(folder, fresh, MODEL, put=os.symlink)
     seal_model(fresh, repo=recipe.base_model, revision="main", commit=commit)
+    copy_files(folder, fresh, LICENCE, put=os.symlink)
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
     return read_origin(target)

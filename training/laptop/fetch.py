@@ -25,7 +25,7 @@ from training.run.checkpoint_files import (
     link_checkpoint,
     parsed_sums,
     part_of,
-    planned_base_model,
+    planned_base_models,
     sums_at,
     take_undamaged,
     verify_checkpoint,
@@ -187,7 +187,7 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
     have = sums_at(home)
     if wanted.items() <= have.items():
         _check_home(home, have)
-        verify_checkpoint(home, planned_base_model(local))
+        verify_checkpoint(home, planned_base_models(local))
     else:
         if differs := sorted(file for file in wanted if have.get(file, wanted[file]) != wanted[file]):
             raise another(local, f"{name}/{differs[0]} is another")
@@ -198,7 +198,7 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
                 path.unlink()  # of an earlier try, which wanted more
         (fresh / SUMS).write_text(sums_text(wanted), encoding="utf-8")
         check_sums(fresh, wanted)
-        verify_checkpoint(fresh, planned_base_model(local))
+        verify_checkpoint(fresh, planned_base_models(local))
         _replace(home, fresh)
     link(local, Path(name))
 

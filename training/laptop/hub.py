@@ -21,7 +21,7 @@ from training.recipe.model_types import ADMITTED, QUANTIZED, stored_in, text_set
 from training.recipe.recipe import RecipeError
 from training.recipe.tables import USUAL
 from training.text.counts import size_text
-from training.text.files import object_in
+from training.text.files import TEMPLATES, model_files, object_in
 
 ADDRESS = "HF_ENDPOINT"
 """Environment variable of the hub's own client."""
@@ -83,9 +83,8 @@ def read_json(path: Path, whose: str) -> dict[str, Any]:
 
 def template_of(folder: Path, whose: str) -> str:
     """How the model writes a conversation; empty where it says nothing. Raises RecipeError."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
+    if own := model_files(folder, TEMPLATES):
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in own)
     if not (folder / "tokenizer_config.json").is_file():
         return ""
     template = read_json(folder / "tokenizer_config.json", whose).get("chat_template")

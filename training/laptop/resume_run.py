@@ -23,8 +23,10 @@ from training.plan.predict import decided_again, layout_keys
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, flat
 from training.run import notices
+from training.run.checkpoint_files import EARLIER_BASES
 from training.run.folder import LOCAL_RUNS, PLAN, RECIPE
 from training.run.launch import Launch, LaunchError
+from training.text.files import ORIGIN, bounded_json
 
 OTHER_TENSORS = (
     *("base_model", "revision", "model_dir", "tuning"),
@@ -89,10 +91,24 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
     launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
-    new_run.upload_resumed(head, launch, change.files)
+    files = {**change.files, **(changed_base(head, launch, was.model_dir, change.files) if force else {})}
+    new_run.upload_resumed(head, launch, files)
     if change.of_data:
         prepare_again(head, launch, change.kept)
     return launch
+
+
+def changed_base(head: Head, launch: Launch, model_dir: str, files: Mapping[str, str]) -> dict[str, str]:
+    """The plan of a run that goes on by force, with its base model as it lies there now and those before, so that a
+    fetch takes the checkpoints of each; nothing where it is the same. `files`: those that are changed already."""
+    origin = shlex.quote(f"{launch.models}/{model_dir}/{ORIGIN}")
+    now_there = bounded_json(head.shell(f"cat {origin} 2>/dev/null || echo {{}}")).get("hash")
+    plan = bounded_json(files[PLAN]) if PLAN in files else runs.plan_of(head, launch.run_id)
+    before = plan.get("base_model_hash")
+    if not before or not now_there or before == now_there:
+        return {}
+    earlier = [*plan.get(EARLIER_BASES, ()), before]
+    return {PLAN: json.dumps({**plan, "base_model_hash": now_there, EARLIER_BASES: earlier}) + "\n"}
 
 
 def left_s(head: Head, launch: Launch, change: SettingChange, step: int) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from training.text.files import (
     STATE,
     TOKENIZER,
     bounded_json,
+    copy_files,
     object_in,
     parse_sums,
     read_origin,
@@ -334,17 +334,11 @@ def _report(run: Path) -> dict[str, Any]:
 def complete(part: Path, run: Path, recipe: Recipe, model_dir: Path) -> None:
     """Into `part`, the folder of an adapter or of a whole model in a checkpoint that has its weights, its configuration
     and its state already."""
-    for path in tokenizer_files(model_dir):
-        shutil.copyfile(path, part / path.name)
+    copy_files(model_dir, part, TOKENIZER)
     if (part / ADAPTER_CONFIG).is_file():
         name_base(part / ADAPTER_CONFIG, recipe, model_dir)
         where = f"{LOCAL_RUNS}/{run.name}/{part.name}"
         (part / "README.md").write_text(card(where, read_facts(run, part.parent, merged=False)), encoding="utf-8")
-
-
-def tokenizer_files(model_dir: Path) -> list[Path]:
-    """Those of a base model, each once."""
-    return sorted({path for pattern in TOKENIZER for path in model_dir.glob(pattern) if path.is_file()})
 
 
 def name_base(config_file: Path, recipe: Recipe, model_dir: Path) -> None:

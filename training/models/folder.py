@@ -18,7 +18,7 @@ from training.cost.shape import ModelShape, PlanError, read_outline
 from training.models.hub import HubError, file_name
 from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.folder import write_atomically
-from training.text.files import ADAPTER_CONFIG, ORIGIN, STATE, SUMS
+from training.text.files import ADAPTER_CONFIG, STATE, model_files
 from training.text.problems import AdapterError
 
 FOLDER = "folder:"
@@ -40,14 +40,9 @@ def folder_of(base_model: str) -> Path:
     return Path(base_model.removeprefix(FOLDER))
 
 
-def files_of(folder: Path) -> list[Path]:
-    """What it holds, sorted; without folders in it and records of ours."""
-    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in {ORIGIN, SUMS}]
-
-
 def state_of(folder: Path) -> str:
-    """Another hex digest when any of its files was changed, by names, sizes and times."""
-    stats = ((path.name, path.stat()) for path in files_of(folder))
+    """Another hex digest when any file of its model was changed, by names, sizes and times."""
+    stats = ((name, (folder / name).stat()) for name in model_files(folder))
     state = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
     return sha256(f"{folder}\n{state}".encode()).hexdigest()
 
@@ -105,7 +100,7 @@ def refuse_no_tokenizer(folder: Path) -> None:
     """AdapterError where no file holds the tokenizer's words."""
     if not (folder / "tokenizer_config.json").is_file():
         raise AdapterError(f"{folder}: it has no tokenizer (tokenizer_config.json)")
-    if not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
+    if not model_files(folder, TOKENIZERS):
         raise AdapterError(f"{folder}: its tokenizer has no words: there is no tokenizer.json; {AGAIN}")
 
 

@@ -34,6 +34,7 @@ from training.text.files import (
     STATE,
     SUMS,
     missing_parts,
+    model_files,
     parse_sums,
     read_origin,
     seal,
@@ -242,8 +243,9 @@ def base_model_hash(model_dir: Path) -> str:
     if record := read_origin(model_dir):
         return str(record["hash"])
     manifest = model_dir / SUMS
-    text = manifest.read_text(encoding="utf-8") if manifest.exists() else sums_text(sums_of(model_dir))
-    return hashlib.sha256(text.encode()).hexdigest()
+    if manifest.exists():
+        return sha256_of(manifest)
+    return hashlib.sha256(sums_text(sums_of(model_dir, model_files(model_dir))).encode()).hexdigest()
 
 
 def masters(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

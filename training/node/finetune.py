@@ -50,6 +50,7 @@ from training.run.events import Failed, Resumed, emit
 from training.run.folder import CHECKPOINTS
 from training.run.history import WEIGHTS, stages_of
 from training.text.counts import many
+from training.text.files import TOKENIZER, model_files
 from training.text.problems import FAILED, FINISHED, PEER_LOST, STOPPED, AdapterError
 
 COLLECTIVE_TIMEOUT_S = 1800
@@ -188,7 +189,7 @@ def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | Non
         on_saved=lambda path: rank.say(f"saved {CHECKPOINTS}/{path.name}"),
     )
     nbytes = checkpoint_bytes(work.whole.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
-    nbytes += sum(path.stat().st_size for path in card.tokenizer_files(work.model_dir))
+    nbytes += sum((work.model_dir / name).stat().st_size for name in model_files(work.model_dir, TOKENIZER))
     rank.rank0_broadcast(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:

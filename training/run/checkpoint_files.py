@@ -4,7 +4,7 @@ link in a run's folder to the checkpoint that counts."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,10 @@ class FetchError(TrainingError, RuntimeError):
     exit_code = UNUSABLE
 
 
+EARLIER_BASES = "earlier_base_models"
+"""Key of a plan.json: the hashes of the base models that a run had before it went on with another one by --force."""
+
+
 class DamagedError(FetchError):
     """A file of a checkpoint is not what it was when it was written."""
 
@@ -42,26 +46,27 @@ def part_of(checkpoint: Path) -> str:
     return "model" if (checkpoint / MODEL_CONFIG).exists() else "adapter"
 
 
-def verify_checkpoint(folder: Path, base_model_hash: str | None) -> None:
-    """Open a checkpoint's adapter or model as a stranger would. Raises FetchError with what is wrong.
+def verify_checkpoint(folder: Path, base_models: Collection[str]) -> None:
+    """Open a checkpoint's adapter or model as a stranger would. Raises FetchError with what is wrong. `base_models`:
+    the hashes of which its base has one; any where there are none.
 
     Under ZeRO-3 adapters have been saved with empty tensors that load without an error, so every shape is
     held against the rank the configuration promises.
     """
     try:
-        _verify(folder, base_model_hash)
+        _verify(folder, base_models)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise FetchError(
             f"{folder} holds something else than a run writes ({type(error).__name__}: {error})"
         ) from error
 
 
-def _verify(folder: Path, base_model_hash: str | None) -> None:
+def _verify(folder: Path, base_models: Collection[str]) -> None:
     state = bounded_json((folder / STATE).read_text(encoding="utf-8"))
-    if base_model_hash and state["base_model"] != base_model_hash:
+    if base_models and state["base_model"] not in base_models:
         raise FetchError(
             f"{folder}: trained on another base model than planned "
-            f"({state['base_model'][:12]}, planned {base_model_hash[:12]})"
+            f"({state['base_model'][:12]}, planned {', '.join(planned[:12] for planned in base_models)})"
         )
     if part_of(folder) == "model":
         verify_model(folder / "model")
@@ -180,7 +185,7 @@ def link_checkpoint(run: Path) -> LinkedCheckpoint:
     def take(step: int) -> None:
         name = checkpoint_folder(step)
         check_sums(run / name, sums_at(run / name))
-        verify_checkpoint(run / name, planned_base_model(run))
+        verify_checkpoint(run / name, planned_base_models(run))
         link(run, Path(name))
 
     step, damaged = take_undamaged(names, best, take)
@@ -209,13 +214,13 @@ def take_undamaged(names: list[str], best: str, take: Callable[[int], None]) -> 
     return None, ()
 
 
-def planned_base_model(run: Path) -> str | None:
-    """The base model's hash a run was started with."""
+def planned_base_models(run: Path) -> set[str]:
+    """The hashes of the base models a run was started with, and has gone on with by --force."""
     path = run / PLAN
     try:
         plan: dict[str, Any] = bounded_json(path.read_text(encoding="utf-8"))
-        return plan.get("base_model_hash")
-    except (AttributeError, OSError, ValueError) as error:
+        return {plan.get("base_model_hash"), *plan.get(EARLIER_BASES, ())} - {None}
+    except (AttributeError, OSError, TypeError, ValueError) as error:
         raise FetchError(f"{path} cannot be read, so nothing says which base model it was ({error})") from error
 
 

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,18 @@ PARTS = (*ADAPTER, OPTIMIZER, STATE)
 """What a checkpoint of an adapter consists of."""
 MODEL_CONFIG = "model/config.json"
 """With weights beside it, what full fine-tuning has in the adapter's place."""
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 TOKENIZER = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*"),
-    *("*.model", "*.tiktoken", "tekken.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "tekken.json"),
+    *("*.model", "*.tiktoken", *TEMPLATES),
 )
 """Files that a tokenizer may consist of."""
+LICENCE = ("LICENSE*", "NOTICE*")
+"""What goes wherever a model goes, and is no part of it."""
+SMALL = ("config.json", "generation_config.json", "*processor_config.json", *TOKENIZER)
+MODEL = ("*.safetensors", "*.safetensors.index.json", *SMALL)
+"""Files that a model consists of: weights, configuration, tokenizer, templates. What else lies in its folder changes
+nothing that is computed, and so not its hash."""
 BEST = "best"
 """File among the checkpoints: the name of the one with the lowest validation loss."""
 
@@ -141,10 +149,33 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sums_of(folder: Path) -> dict[str, str]:
-    """Digest of every file below a folder but its SHA256SUMS, by relative path, sorted."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
-    return {name: sha256_of(folder / name) for name in names}
+def is_one_of(name: str, patterns: Iterable[str] = MODEL) -> bool:
+    """Whether one of the patterns means a file of this path inside a folder; `*` ends at a slash, and what is hidden
+    (._config.json of another system) is meant by none."""
+    hidden = any(part.startswith(".") for part in name.split("/"))
+    return not hidden and any(name.count("/") == one.count("/") and fnmatchcase(name, one) for one in patterns)
+
+
+def model_files(folder: Path, patterns: Iterable[str] = MODEL) -> list[str]:
+    """Which of a folder's files these are, by relative path, sorted."""
+    paths = {path.relative_to(folder).as_posix() for one in patterns for path in folder.glob(one) if path.is_file()}
+    return sorted(name for name in paths if is_one_of(name, patterns))
+
+
+def copy_files(
+    folder: Path, to: Path, patterns: Iterable[str], put: Callable[[Path, Path], object] = shutil.copyfile
+) -> None:
+    """Put these files of a folder into another one, at the same relative paths."""
+    for name in model_files(folder, patterns):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        put(folder / name, to / name)
+
+
+def sums_of(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
+    """Digest of these files of a folder, or of every one below it but its SHA256SUMS, by relative path, sorted."""
+    if names is None:
+        names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    return {name: sha256_of(folder / name) for name in sorted(names)}
 
 
 def sums_text(sums: Mapping[str, str]) -> str:

@@ -236,7 +236,8 @@ def test_what_a_head_lays_beside_a_model_goes_to_no_hub(folder: Path, merged: bo
     run = folder / "runs" / RUN
     place, sealed = (run / "merged",) * 2 if merged else (run / "adapter", run / "checkpoints" / "step-40")
     odd = ("adapter_model.bin", "training_args.bin", "modeling_x.py", "tokenizer_x.py", ".github/workflows/x.json")
-    for name in (*odd, "tokenizer.json", "chat_template.jinja"):
+    templates = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+    for name in (*odd, "tokenizer.json", *templates):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text("{}")
     (run / "checkpoints/step-40/adapter/adapter_config.json").write_text(
@@ -251,6 +252,6 @@ def test_what_a_head_lays_beside_a_model_goes_to_no_hub(folder: Path, merged: bo
         if merged
         else {"adapter_model.safetensors", "adapter_config.json"}
     )
-    assert {*what.files} == {*ours, "README.md", "tokenizer.json", "chat_template.jinja"}
+    assert {*what.files} == {*ours, "README.md", "tokenizer.json", *templates}
     named = what.files["SHA256SUMS" if merged else "adapter_config.json"]
     assert isinstance(named, bytes) and not any(word.encode() in named for word in (*odd, "auto_mapping"))

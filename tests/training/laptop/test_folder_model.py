@@ -365,6 +365,29 @@ def test_it_lies_among_models_as_links_and_is_hashed_anew_only_where_it_changed(
     assert base_model.link_model(recipe, models)["hash"] != before["hash"]
 
 
+BESIDE = (".DS_Store", "desktop.ini", "._config.json", "._x.safetensors", "NOTES.txt", "README.md", "LICENSE")
+
+
+def test_only_what_a_model_consists_of_is_hashed_and_its_templates_lie_below_it(folder: Path, tmp_path):
+    recipe, models = folder_recipe(str(folder), {}), tmp_path / "models"
+    template = folder / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ tools }}")
+    before = base_model.link_model(recipe, models)
+    placed = models / recipe.model_dir
+    assert (placed / template.relative_to(folder)).read_text() == "{{ tools }}"
+    for name in (*BESIDE, "config.json:Zone.Identifier", "checkpoint-5/config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+        assert base_model.link_model(recipe, models) == before
+    template.write_text("{{ other }}")
+    after = base_model.link_model(recipe, models)
+    assert after["hash"] != before["hash"] and (placed / "LICENSE").is_file()
+    (folder / "LICENSE").write_text("another")
+    os.utime(folder / "config.json", (1, 1))
+    assert base_model.link_model(recipe, models)["hash"] == after["hash"]
+
+
 KINDS = {
     "qwen3": {},
     "qwen3_moe": EXPERTS,

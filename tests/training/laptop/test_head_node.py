@@ -28,10 +28,10 @@ from training.laptop.open_cluster import Session
 from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
 from training.recipe.reading import read_recipe
-from training.run.checkpoint_files import FetchError
+from training.run.checkpoint_files import FetchError, planned_base_models
 from training.run.folder import CLAIM, Status, status_text
 from training.run.launch import Host, Launch, LaunchError, launch_text
-from training.text.files import PARTS, sums_of, sums_text
+from training.text.files import ORIGIN, PARTS, sums_of, sums_text
 
 
 @pytest.fixture
@@ -221,6 +221,19 @@ def test_a_forced_resume_goes_by_the_changed_recipe_and_keeps_the_one_before(end
     assert (after.optimizer.lr, after.save_every) == (0.5, 7)
     assert read_recipe(run / "recipe.before-4.toml") == before
     assert f"from step 4 on: optimizer.lr 0.5 instead of {before.optimizer.lr}" in capsys.readouterr().out
+
+
+def test_what_a_forced_resume_trains_from_another_base_model_is_what_a_fetch_takes_and_so_is_what_was(ended: Stands):
+    run, hashes = ended.runs / RUN, ["a" * 64, "b" * 64, "c" * 64]
+    (run / "plan.json").write_text(json.dumps({"base_model_hash": hashes[0], "model_dir": "tiny"}))
+    sealed = Path(Session(ended).launch(RUN, "").models) / "tiny" / ORIGIN
+    sealed.write_text(json.dumps({"hash": hashes[1]}))
+    resume_run.resume(Session(ended), RUN, None, {}, force=False)
+    assert planned_base_models(run) == {hashes[0]}
+    for number in (1, 2, 2):
+        sealed.write_text(json.dumps({"hash": hashes[number]}))
+        resume_run.resume(Session(ended), RUN, None, {}, force=True)
+        assert planned_base_models(run) == {*hashes[: number + 1]}
 
 
 PREPARED = {"report": {"bad": 2}}

@@ -9,9 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,12 @@ from training.text.counts import size_text
 from training.text.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    LICENCE,
+    MODEL,
     SUMS,
     TOKENIZER,
     bounded_json,
+    is_one_of,
     parse_sums,
     sha256_of,
     sums_text,
@@ -34,9 +36,8 @@ from training.text.problems import AdapterError
 
 Content = Path | bytes
 ADAPTER = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, *TOKENIZER)
-MERGED = ("*.safetensors", "*.json", "LICENSE*", "NOTICE*", *TOKENIZER)
-SUFFIXES = (".safetensors", ".json", ".txt", ".md", ".model", ".jinja", ".tiktoken", "LICENSE", "NOTICE")
-"""Of what is published: no pickles and no programs."""
+MERGED = (*MODEL, *LICENCE)
+"""What is published: no pickles and no programs, whatever else a head lays beside them."""
 OURS = {".gitattributes", "README.md"}
 """In every repository, and replaced without a word."""
 
@@ -102,7 +103,8 @@ def parcel(run: Path, repo: str, merged: bool, private: bool) -> Parcel:
         raise AdapterError(f"{folder} holds no merged model; make it and bring it home: fab merge --fetch")
     sealed = folder if merged else folder.resolve().parent
     sums = _verified(sealed, "" if merged else "adapter/")
-    files: dict[str, Content] = {name: folder / name for name in sums if _is_data(name, MERGED if merged else ADAPTER)}
+    published = MERGED if merged else ADAPTER
+    files: dict[str, Content] = {name: folder / name for name in sums if is_one_of(name, published)}
     left_out = tuple(sorted(sums.keys() - files.keys()))
     if merged:
         files[SUMS] = sums_text({name: sums[name] for name in files}).encode()
@@ -110,11 +112,6 @@ def parcel(run: Path, repo: str, merged: bool, private: bool) -> Parcel:
         files["adapter_config.json"] = _portable(folder / "adapter_config.json", facts)
     files["README.md"] = card(repo, facts, published=True).encode()
     return Parcel(repo, dict(sorted(files.items())), private, left_out)
-
-
-def _is_data(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file is one of these; whatever else a head lays beside them goes to no hub."""
-    return "/" not in name and name.endswith(SUFFIXES) and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _verified(folder: Path, below: str) -> dict[str, str]:

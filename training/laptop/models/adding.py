@@ -49,8 +49,9 @@ from training.recipe.model_types import ADMITTED, not_admitted, untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import write_atomically
+from training.text.files import TEMPLATES, is_one_of
 
-SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
+SMALL_FILES = (CONFIG, TOKENIZER, *TEMPLATES, GENERATION)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def look_up(repo: str, folder: Path) -> HubModel:
         info = hub.told(lambda token: HfApi(hub.address, token).model_info(repo))
         commit = commit_id(info.sha)
         files = {file_name(sibling.rfilename) for sibling in info.siblings or ()}
-        for name in sorted(files & set(SMALL_FILES)):
+        for name in sorted(name for name in files if is_one_of(name, SMALL_FILES)):
             _fetch(hub, repo, commit, name, folder)
     except SilentHubError as error:
         raise RecipeError(f"{repo} cannot be looked up: {error}; {another()}") from error

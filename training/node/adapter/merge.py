@@ -39,11 +39,21 @@ from training.node.base_weights import check_weights_match_config
 from training.node.checkpoint import base_model_hash
 from training.recipe.model_types import text_settings
 from training.text.counts import size_text
-from training.text.files import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
+from training.text.files import (
+    ADAPTER_WEIGHTS,
+    LICENCE,
+    ORIGIN,
+    SMALL,
+    SUMS,
+    copy_files,
+    parse_sums,
+    read_origin,
+    seal_model,
+    sha256_of,
+)
 from training.text.problems import AdapterError
 
 ROOM_TO_SPARE = 256 * 2**20
-LEFT_BEHIND = {SUMS, ORIGIN, INDEX, "README.md", ".gitattributes"}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -170,10 +180,7 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
     names = shard_names(model_dir)
     for name in names:
         _write_shard(model_dir, change, name, fresh / name, extra if name == names[-1] else {})
-    for path in model_dir.iterdir():
-        weights = path.suffix in {".safetensors", ".bin", ".pth", ".pt"}
-        if path.is_file() and not weights and path.name not in LEFT_BEHIND:
-            shutil.copyfile(path, fresh / path.name)
+    copy_files(model_dir, fresh, (*SMALL, *LICENCE))
     name_end_of_turn(fresh, config)
     (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if len(names) > 1 or (model_dir / INDEX).is_file():

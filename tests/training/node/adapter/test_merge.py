@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_the_folder_is_whole_sealed_and_loads_with_its_tokenizer(models, tmp_pat
     assert index["metadata"]["total_size"] == theirs["metadata"]["total_size"]
     assert AutoTokenizer.from_pretrained(made.folder).chat_template
     assert not (tmp_path / ".merged.new").exists()
+
+
+def test_what_a_tokenizer_has_in_a_folder_and_the_licence_are_in_the_merged_model_and_nothing_else(models, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(models["tied"], base)
+    tools, others = "additional_chat_templates/tool_use.jinja", {"README.md", ".DS_Store", "NOTES.txt", "old.pkl"}
+    (base / tools).parent.mkdir()
+    for name in (tools, "LICENSE", *others):
+        (base / name).write_text("{{ tools }}")
+    made = merge.merge(base, tiny_adapter.write_adapter(base, tmp_path / "adapter"), tmp_path / "merged")
+    sums = parse_sums((made.folder / SUMS).read_text()).keys()
+    assert {tools, "LICENSE", "chat_template.jinja", "config.json"} <= sums and not sums & others
 
 
 def test_a_merged_base_model_ends_with_the_turn_and_an_instructed_one_as_it_did(models, tmp_path: Path):

@@ -182,10 +182,14 @@ def test_of_what_sees_images_too_the_auto_classes_of_peft_load_all_that_was_trai
 
 
 def test_what_lies_beside_an_adapter_is_among_the_checksums(base: Path, tmp_path: Path):
-    folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % "acme/tiny", None, "here"))
+    tools = "additional_chat_templates/tool_use.jinja"
+    shutil.copytree(base, tmp_path / "base")
+    (tmp_path / "base" / tools).parent.mkdir()
+    (tmp_path / "base" / tools).write_text("{{ tools }}")
+    folder = checkpoint_of(tmp_path / RUN, tmp_path / "base", parse_recipe(RECIPE % "acme/tiny", None, "here"))
     assert faults(folder) == []
-    names = {"README.md", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-    assert names <= {path.name for path in (folder / "adapter").iterdir()}
+    names = {"README.md", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", tools}
+    assert {f"adapter/{name}" for name in names} <= sums_of(folder).keys()
     (folder / "adapter" / "README.md").write_text("something else")
     assert faults(folder) == ["adapter/README.md is damaged"]
 
