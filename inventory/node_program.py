@@ -26,8 +26,9 @@ from training.text.files import Frame
 LAST_WORDS = 5
 LEAVE_S = 10.0
 OPEN_S = 20.0
-LONGEST_LINE, LONGEST_WORDS = 8 << 20, 64 << 20
-"""Characters of one line that a program says; of all together, where they are kept until it ends."""
+LONGEST_LINE, LONGEST_WORDS, LONGEST_GREETING = 8 << 20, 64 << 20, 1 << 16
+"""Characters of one line that a program says; of all together, where they are kept until it ends; of what the shell
+says before it, whose end is kept."""
 
 
 class ProgramError(ssh.SshError):
@@ -194,13 +195,13 @@ def start(connection: Any, command: str, where: str, *, as_root: bool = True) ->
 
 def _behind(mark: str, lines: Iterator[str]) -> Iterator[str]:
     """What the program says, without what the shell said before it; all of that where no program was started."""
-    greeting = deque[str](maxlen=100)
+    greeting = ""
     for line in lines:
         if line.rstrip("\r\n") == mark:
             yield from lines
             return
-        greeting.append(line)
-    yield from greeting
+        greeting = (greeting + line)[-LONGEST_GREETING:]
+    yield from greeting.splitlines(keepends=True)
 
 
 def start_here(command: str) -> Program:

@@ -59,7 +59,7 @@ FAMILIES: tuple[tuple[Kind, str], ...] = (
 MESSAGES: tuple[tuple[Kind, str], ...] = (
     (
         Kind.NO_STOCK,
-        r"out of (usage|stock)|sold out|sales of|specified zone (is|does) not|to the specified zone|this resource type"
+        r"out of (usage|stock)|sold out|sales? of|specified zone (is|does) not|to the specified zone|this resource type"
         r"|not support the specified instance ?type",
     ),
     (Kind.QUOTA, r"quota"),

@@ -6,6 +6,7 @@ import ast
 import gc
 import shlex
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from paramiko.channel import ChannelFile
 
+from inventory import node_program
 from inventory.node_program import Program, ProgramError, ProgramRefused, start_here
 from training.laptop.head_node import RemoteHead
 
@@ -145,6 +147,16 @@ def test_a_user_who_is_not_root_runs_it_by_sudo(node, server):
     with closing(head), head.talk("exec true"):
         (command,) = server.commands
     assert command.startswith("sudo -n sh -c 'exec 2>&1; ") and command.endswith("; exec true'")
+
+
+def test_of_what_a_shell_says_by_itself_little_is_kept_however_long_its_lines_are():
+    lines = (str(number % 10) * (1 << 20) + "\n" for number in range(40))
+    tracemalloc.start()
+    words = list(node_program._behind("the mark", lines))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 << 20 and words[-1].endswith("9\n")
+    assert list(node_program._behind("the mark", iter(["hello\n", "the mark\n", "{}\n"]))) == ["{}\n"]
 
 
 @pytest.mark.parametrize("place", ["here", "over ssh"])

@@ -16,9 +16,10 @@ from typing import Any
 
 from training.cost.shape import ModelShape, PlanError, read_outline
 from training.models.hub import HubError, file_name
+from training.recipe.model_types import too_large
 from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.folder import write_atomically
-from training.text.files import ADAPTER_CONFIG, STATE, model_files
+from training.text.files import ADAPTER_CONFIG, STATE, model_files, object_in
 from training.text.problems import AdapterError
 
 FOLDER = "folder:"
@@ -217,6 +218,8 @@ def shape_of(folder: Path, cache: Path, ask: Ask = ask_here) -> ModelShape:
     try:
         return read_outline(json.loads(cache_file.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # never counted, or damaged
+        if reason := too_large(object_in(folder / "config.json")):
+            raise PlanError(f"{folder}: {reason}") from None
         outline: Any = next(iter(ask(OUTLINE, folder, COUNTING_S).values()), {})
     shape = read_outline(outline)
     cache.mkdir(parents=True, exist_ok=True)

@@ -130,13 +130,13 @@ def stored_in(config: Mapping[str, Any]) -> str:
     return str(method or "an unknown way") if parts else ""
 
 
-MOST_OF = {"layers": 10_000, "experts": 100_000, "vocab": 1 << 26}
+MOST_OF = {"layers": 10_000, "depth": 10_000, "experts": 100_000, "vocab": 1 << 26}
 """By what names of counts have in them: far more than any model has, and few enough to be counted in seconds."""
 
 
 def too_large(config: Mapping[str, Any]) -> str:
     """The first count of a config.json that no model has; empty where there is none."""
-    for part in (config, text_settings(config)):
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key, value in part.items():
             most = next((most for word, most in MOST_OF.items() if word in key), None)
             if most and isinstance(value, int) and value > most:

@@ -114,7 +114,7 @@ def _value(text: str) -> Any:
     """A TOML value where the text is one, else the text itself: `dtype=float32` needs no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number of thousands of digits
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 

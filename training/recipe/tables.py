@@ -31,9 +31,9 @@ def list_as_set(key: str, typed: str) -> str:
 
 
 class Table(BaseModel):
-    """Base of every table: unknown keys are errors, values never change once read."""
+    """Base of every table: unknown keys are errors, numbers are finite, values never change once read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Lora(Table):
@@ -67,6 +67,14 @@ class Lora(Table):
             return value
         typed = list_as_set(f"lora.{info.field_name}", value)
         raise ValueError(f"a list of names is expected, not {value!r}{f': {typed}' if typed else ''}")
+
+    @field_validator("targets", "modules_to_save")
+    @classmethod
+    def _modules(cls, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        """All names are compared with those of modules, on the laptop and by each strategy."""
+        if weights := [name for name in names if name.endswith((".weight", ".bias"))]:
+            raise ValueError(f"{weights[0]} is a weight; name its module: {weights[0].rpartition('.')[0]}")
+        return names
 
     @property
     def named_targets(self) -> tuple[str, ...]:

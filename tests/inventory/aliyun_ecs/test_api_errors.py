@@ -93,6 +93,7 @@ def test_an_error_falls_into_its_class(code, status, kind):
     [
         ("The resource is out of usage.", Kind.NO_STOCK),
         ("Sales of this resource are temporarily suspended in the specified region.", Kind.NO_STOCK),
+        ("Sale of this resource is temporarily suspended in the specified zone.", Kind.NO_STOCK),
         ("The creation of Instance to the specified Zone is not allowed.", Kind.NO_STOCK),
         ("No additional quota is available for the specified ECS instance type.", Kind.QUOTA),
         ("The current user does not support this operation.", Kind.UNKNOWN),

@@ -19,6 +19,7 @@ from training.laptop import plan_options, start_run
 from training.laptop.models import adding, table
 from training.laptop.models.tasks import add, list_models
 from training.laptop.plan_options import PlanWish
+from training.models.folder import shape_of
 from training.models.names import RECIPES, load_recipe
 from training.plan.machines import PlannedMachines
 from training.recipe.model_types import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
@@ -319,10 +320,14 @@ def test_settings_that_cannot_be_read_are_said_once_below_the_table(tmp_path, mo
     assert len(notes) == 1 and "cluster.toml" in notes[0] and "a quote is opened and not closed" in notes[0]
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layers", "vocab_size", "num_local_experts"])
-@pytest.mark.parametrize("inside", [False, True])
-def test_counts_that_no_model_has_are_refused_before_anything_is_built(key, inside):
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layers", "vocab_size", "num_local_experts", "depth"])
+@pytest.mark.parametrize("inside", ["", "text_config", "vision_config"])
+def test_counts_that_no_model_has_are_refused_before_anything_is_built(key, inside, tmp_path):
     config = {"model_type": "qwen2", "num_hidden_layers": 28, "vocab_size": 151_936, "num_attention_heads": 16}
     assert untrainable(config) == ""
     part = {**config, key: 10**9}
-    assert f"its {key} is 1000000000" in untrainable({"model_type": "gemma3", "text_config": part} if inside else part)
+    config = {"model_type": "gemma3", inside: part} if inside else part
+    assert f"its {key} is 1000000000" in untrainable(config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PlanError, match=rf"its {key} is 1000000000"):  # nor where no laptop has seen it
+        shape_of(tmp_path, tmp_path / "cache", ask=dict)

@@ -78,6 +78,21 @@ def test_an_override_through_a_value_that_is_no_table_is_refused():
         load_recipe("tiny", {"seed.x": "1"})
 
 
+@pytest.mark.parametrize("key", ["optimizer.lr", "optimizer.grad_clip", "epochs", "lora.alpha", "template_args.x"])
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e400"])
+def test_a_number_that_is_not_finite_is_refused_by_its_key(key: str, number: str):
+    with pytest.raises(RecipeError, match=f": {key}"):
+        load_recipe("tiny", {key: number})
+
+
+@pytest.mark.parametrize("key", ["lora.targets", "lora.modules_to_save"])
+@pytest.mark.parametrize("name", ["model.lm_head.weight", "layers.0.self_attn.q_proj.bias"])
+def test_a_weight_is_no_module_whatever_the_strategy(key: str, name: str):
+    with pytest.raises(RecipeError, match=f"{key}: {name} "):
+        load_recipe("tiny", {key: f'["{name}"]'})
+    assert load_recipe("tiny", {key: f'["{name.rpartition(".")[0]}"]'}) != load_recipe("tiny")
+
+
 def test_an_override_cannot_smuggle_in_a_second_key():
     assert load_recipe("tiny", {"about": '"a"\nseed = 7'}).seed == 0
 
