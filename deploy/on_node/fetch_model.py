@@ -17,7 +17,6 @@ at once.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import math
 import os
 import re
@@ -27,6 +26,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import file_digest, sha1
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from training.models.hub import (
     place_of,
     without_tokens,
 )
-from training.text.files import LICENCE, MODEL, SUMS, is_one_of
+from training.text.files import LICENCE, MODEL, SUMS, is_one_of, sha256_of
 
 
 class ModelError(Exception):
@@ -62,8 +62,9 @@ class Announced:
         if not file.is_file() or file.stat().st_size != self.size:
             return False
         if self.sha256:
-            return _digest(file, hashlib.sha256()) == self.sha256
-        return _digest(file, hashlib.sha1(b"blob %d\0" % self.size)) == self.git_id
+            return sha256_of(file) == self.sha256
+        with file.open("rb") as content:
+            return file_digest(content, lambda: sha1(b"blob %d\0" % self.size)).hexdigest() == self.git_id
 
 
 @dataclass(frozen=True)
@@ -135,13 +136,6 @@ def _announced(sibling: Any) -> Announced:
     if not sha256 and not sibling.blob_id:
         raise HubError(f"{sibling.rfilename!r} has no digest, so its content cannot be checked")
     return Announced(file_name(sibling.rfilename), size, sibling.blob_id, sha256)
-
-
-def _digest(file: Path, digest: hashlib._Hash) -> str:
-    with file.open("rb") as content:
-        while chunk := content.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 ATTEMPTS = 3

@@ -471,7 +471,7 @@ def test_templates_in_a_folder_are_sent_too_and_what_is_no_part_of_a_model_chang
     own: Path, tmp_path: Path
 ) -> None:
     (own / TOOLS).parent.mkdir()
-    (own / TOOLS).write_text("{{ tools }}")
+    (own / TOOLS).write_text("{{tools}}")
     (own / "LICENSE").write_text("mine")
     there = tmp_path / "there"
     model, went = _send(own, there)

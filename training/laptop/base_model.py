@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -36,7 +35,6 @@ from training.text.files import (
     SUMS,
     bounded_json,
     copy_files,
-    object_in,
     parse_sums,
     read_origin,
     seal_model,
@@ -75,7 +73,7 @@ def find_base_model(head: Head, recipe: Recipe, launch: Launch, names: Sequence[
     if head.here:
         digest, folder = here_base_model(recipe, launch), Path(launch.models) / recipe.model_dir
         sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
-        base = BaseModel({**_record(folder), "hash": digest}, sums)
+        base = BaseModel({**read_origin(folder), "hash": digest}, sums)
     else:
         on_head = base_model_on_head(head, launch, recipe.model_dir, names, recipe.base_model)
         base = _of_this_machine(on_head, recipe.base_model)
@@ -156,10 +154,10 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
     folder = Path(launch.models) / recipe.model_dir
     if recipe.base_model.startswith(FOLDER):
         return link_model(recipe, Path(launch.models))["hash"]
-    record, damage = _record(folder), _damage(folder)
+    record, damage = read_origin(folder), _damage(folder)
     if recipe.base_model == BUILT_IN and (damage or record.get("commit") != sha256_of(TINY)):
         _make_tiny(folder, launch.python)
-        record, damage = _record(folder), None
+        record, damage = read_origin(folder), None
     if not record:
         place = f"./{recipe.model_dir}"
         fetch = download_command(f"{recipe.base_model} --local-dir {place}", mirror())
@@ -209,7 +207,7 @@ def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, nam
 
 def _refuse_changed(own: Path, place: Path, run_id: str) -> None:
     """LaunchError for other weights than those sealed; they are read again only where sizes or times differ."""
-    if _record(place).get("commit") in (None, state_of(own)):
+    if read_origin(place).get("commit") in (None, state_of(own)):
         return
     for name, digest in parse_sums((place / SUMS).read_text(encoding="utf-8")).items():
         if name.endswith(".safetensors") and sha256_of(place / name) != digest:
@@ -219,11 +217,6 @@ def _refuse_changed(own: Path, place: Path, run_id: str) -> None:
 def _typed(base_model: str) -> str:
     """A recipe's base model as --model takes it."""
     return "tiny" if base_model == BUILT_IN else base_model.removeprefix(FOLDER)
-
-
-def _record(folder: Path) -> dict[str, str]:
-    """What is known of a base model's folder; nothing of one that is missing or half made."""
-    return object_in(folder / ORIGIN)
 
 
 def _make_tiny(folder: Path, python: str) -> None:
@@ -289,9 +282,8 @@ def link_model(recipe: Recipe, models: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise RecipeError(f"the base model {folder} is gone{put_back(folder)}")
     commit = state_of(folder)
-    with suppress(ValueError):  # a damaged record is made again
-        if (known := read_origin(target)).get("commit") == commit:
-            return known
+    if (known := read_origin(target)).get("commit") == commit:
+        return known
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)

@@ -29,11 +29,13 @@ from training.data.readers import Source, none_in, paths_of, records
 from training.data.sample import CURE, Bad, DataError, NothingLeftError
 from training.data.shapes import Record, refuse_other_goal
 from training.laptop.base_model import BUILT_IN
+from training.laptop.hub import CONFIG, TOKENIZER
 from training.models import tiny
-from training.models.folder import FOLDER
+from training.models.folder import FOLDER, TOKENIZERS
 from training.plan.machines import Workload
 from training.recipe.recipe import Recipe
 from training.text.counts import size_text
+from training.text.files import model_files
 
 BYTES_A_TOKEN = 4.0
 """Of text in UTF-8: English has about four letters a token, Chinese one and a half characters of three bytes."""
@@ -145,9 +147,6 @@ def _texts(record: Record) -> Iterator[str]:
 
 
 NEEDED = ("transformers", "tokenizers", "numpy")
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""Without any of them transformers loads a tokenizer that knows no word, and says nothing."""
 
 
 def missing() -> list[str]:
@@ -160,7 +159,7 @@ def home_of(recipe: Recipe) -> Path | None:
     if recipe.base_model.startswith(FOLDER):
         return Path(recipe.base_model.removeprefix(FOLDER))
     own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir
-    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file() and _knows_words(own):
+    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file() and model_files(own, TOKENIZERS):
         return own
     return None if recipe.base_model == BUILT_IN else _in_hub_cache(recipe)
 
@@ -186,14 +185,10 @@ def _in_hub_cache(recipe: Recipe) -> Path | None:
     if not all(isinstance(path, str) for path in cached):
         return None
     folder = Path(str(cached[0])).parent
-    if not _knows_words(folder):
+    if not model_files(folder, TOKENIZERS):
         return None
     inside = (folder / TOKENIZER).read_text(encoding="utf-8")
     return folder if '"chat_template"' in inside or (folder / "chat_template.jinja").is_file() else None
-
-
-def _knows_words(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in VOCABULARIES)
 
 
 def too_small(settings: Settings, recipe: Recipe, shape: ModelShape) -> tuple[str, ...]:

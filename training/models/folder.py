@@ -56,7 +56,7 @@ AGAIN = "copy or fetch it again"
 TENSORS = "spotune-tensors.json"
 """What `described` gives, beside a config.json that lies without its weights."""
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
-"""Files that hold a tokenizer's words."""
+"""Files that hold a tokenizer's words. Without any, transformers loads one that knows no word, and says nothing."""
 
 
 def shard_names(folder: Path) -> list[str]:

@@ -195,10 +195,8 @@ def seal_model(folder: Path, **origin: str) -> None:
 
 
 def read_origin(folder: Path) -> dict[str, Any]:
-    """What is known of a model's folder; nothing of one without a record. ValueError for what is no record."""
-    path = folder / ORIGIN
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return record
+    """What is known of a model's folder; nothing of one without a record, or with a damaged one."""
+    return object_in(folder / ORIGIN)
 
 
 def parse_sums(text: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tests.support import programs
 from tests.support.hub import Hub
 from training.laptop.adapter.publish import local_run, parcel
 from training.models.card import CardFacts, card, losses, read_facts
-from training.text.files import sums_of, sums_text
+from training.text.files import parse_sums, sums_of, sums_text
 from training.text.problems import AdapterError
 
 RUN = "qwen2.5-7b-20260131-154500"
@@ -67,6 +67,22 @@ def fab(
     return subprocess.run(
         argv, cwd=folder, env=env, input=stdin, capture_output=True, text=True, check=False, timeout=120
     )
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_no_configuration_names_code_to_be_run(folder: Path, merged: bool):
+    run = folder / "runs" / RUN
+    place, sealed = (run / "merged",) * 2 if merged else (run / "adapter", run / "checkpoints" / "step-40")
+    names = ("tokenizer_config.json", *(["config.json", "processor_config.json"] if merged else []))
+    for name in names:
+        (place / name).write_text('{"auto_map": {"AutoTokenizer": "evil/repo--x.Y"}, "model_max_length": 1e30}')
+    for each in {sealed, run / "checkpoints" / "step-40"}:
+        (each / "SHA256SUMS").write_text(sums_text({n: d for n, d in sums_of(each).items() if n != "SHA256SUMS"}))
+    files = parcel(run, REPO, merged, private=True).files
+    assert all(json.loads(files[name]) == {"model_max_length": 1e30} for name in names)
+    if merged:
+        sums = parse_sums(files["SHA256SUMS"].decode())
+        assert {sums[name] for name in names} == {hashlib.sha256(files[name]).hexdigest() for name in names}
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:

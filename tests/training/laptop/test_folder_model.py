@@ -372,10 +372,10 @@ def test_only_what_a_model_consists_of_is_hashed_and_its_templates_lie_below_it(
     recipe, models = folder_recipe(str(folder), {}), tmp_path / "models"
     template = folder / "additional_chat_templates" / "tool_use.jinja"
     template.parent.mkdir()
-    template.write_text("{{ tools }}")
+    template.write_text("{{tools}}")
     before = base_model.link_model(recipe, models)
     placed = models / recipe.model_dir
-    assert (placed / template.relative_to(folder)).read_text() == "{{ tools }}"
+    assert (placed / template.relative_to(folder)).read_text() == "{{tools}}"
     for name in (*BESIDE, "config.json:Zone.Identifier", "checkpoint-5/config.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")

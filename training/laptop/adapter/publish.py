@@ -28,6 +28,7 @@ from training.text.files import (
     TOKENIZER,
     bounded_json,
     is_one_of,
+    object_in,
     parse_sums,
     sha256_of,
     sums_text,
@@ -60,11 +61,9 @@ class Parcel:
     def digests(self, path: str) -> set[str]:
         """What a hub may call a file's content: its sha256, or the id git gives it."""
         content = self.files[path]
+        digests = {_sha256(content)}
         if isinstance(content, Path):
-            digests = {sha256_of(content)}
             content = content.read_bytes() if content.stat().st_size < 64 << 20 else b""
-        else:
-            digests = {hashlib.sha256(content).hexdigest()}
         return digests | {hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()}
 
 
@@ -104,14 +103,27 @@ def parcel(run: Path, repo: str, merged: bool, private: bool) -> Parcel:
     sealed = folder if merged else folder.resolve().parent
     sums = _verified(sealed, "" if merged else "adapter/")
     published = MERGED if merged else ADAPTER
-    files: dict[str, Content] = {name: folder / name for name in sums if is_one_of(name, published)}
+    files = {name: _without_code(folder / name) for name in sums if is_one_of(name, published)}
     left_out = tuple(sorted(sums.keys() - files.keys()))
     if merged:
-        files[SUMS] = sums_text({name: sums[name] for name in files}).encode()
+        files[SUMS] = sums_text({name: _sha256(content) for name, content in files.items()}).encode()
     else:
         files["adapter_config.json"] = _portable(folder / "adapter_config.json", facts)
     files["README.md"] = card(repo, facts, published=True).encode()
     return Parcel(repo, dict(sorted(files.items())), private, left_out)
+
+
+def _without_code(path: Path) -> Content:
+    """A configuration without the names of Python to import; any other file as it is."""
+    config = object_in(path, json.loads) if path.name.endswith("config.json") else {}
+    if "auto_map" not in config:
+        return path
+    del config["auto_map"]
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _sha256(content: Content) -> str:
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_of(content)
 
 
 def _verified(folder: Path, below: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from training.laptop.open_cluster import Session
 from training.models.names import load_recipe
 from training.run.causes import CauseKind
 from training.run.events import Started, Told
-from training.run.folder import PLAN, PROVE, checkpoint_folder
+from training.run.folder import PROVE, checkpoint_folder
 from training.run.launch import Launch, LaunchError
 from training.run.outcome import Outcome, failed, judged, not_here, read
 from training.text.counts import many
@@ -138,7 +138,7 @@ class Drill:
         self.say("its adapter beside the base, and merged")
         launch = self.launch()
         step, _ = runs.whole_checkpoint(self.head, self.run_id)
-        model_dir = bounded_json(self.head.shell(f"cat {shlex.quote(launch.run_dir)}/{PLAN}"))["model_dir"]
+        model_dir = runs.plan_of(self.head, self.run_id)["model_dir"]
         argv = ["env", *(f"{key}={value}" for key, value in launch.env.items()), launch.python]
         argv += ["-m", "training.node.prove.agree", "--model", f"{launch.models}/{model_dir}"]
         argv += [

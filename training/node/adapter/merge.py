@@ -120,7 +120,7 @@ def _refuse_other_content(target: Path, adapter_dir: Path, adapter_hash: str, ba
     file as it was sealed."""
     step = adapter_dir.parent.name
     try:
-        origin = read_origin(target) if target.is_dir() else {}
+        origin = read_origin(target)
         same = origin.get("commit") == adapter_hash and origin.get("base_model_hash") == base_hash
         sums = parse_sums((target / SUMS).read_text(encoding="utf-8")) if same else {}
         whole = bool(sums) and all(

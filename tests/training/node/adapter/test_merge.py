@@ -128,7 +128,7 @@ def test_what_a_tokenizer_has_in_a_folder_and_the_licence_are_in_the_merged_mode
     tools, others = "additional_chat_templates/tool_use.jinja", {"README.md", ".DS_Store", "NOTES.txt", "old.pkl"}
     (base / tools).parent.mkdir()
     for name in (tools, "LICENSE", *others):
-        (base / name).write_text("{{ tools }}")
+        (base / name).write_text("{{tools}}")
     made = merge.merge(base, tiny_adapter.write_adapter(base, tmp_path / "adapter"), tmp_path / "merged")
     sums = parse_sums((made.folder / SUMS).read_text()).keys()
     assert {tools, "LICENSE", "chat_template.jinja", "config.json"} <= sums and not sums & others

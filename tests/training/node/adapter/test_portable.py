@@ -185,7 +185,7 @@ def test_what_lies_beside_an_adapter_is_among_the_checksums(base: Path, tmp_path
     tools = "additional_chat_templates/tool_use.jinja"
     shutil.copytree(base, tmp_path / "base")
     (tmp_path / "base" / tools).parent.mkdir()
-    (tmp_path / "base" / tools).write_text("{{ tools }}")
+    (tmp_path / "base" / tools).write_text("{{tools}}")
     folder = checkpoint_of(tmp_path / RUN, tmp_path / "base", parse_recipe(RECIPE % "acme/tiny", None, "here"))
     assert faults(folder) == []
     names = {"README.md", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", tools}
