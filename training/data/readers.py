@@ -5,31 +5,21 @@ from __future__ import annotations
 import codecs
 import hashlib
 import importlib.util
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.data import splits
 from training.data.delimited import DELIMITERS, rows
 from training.data.json_text import json_value, values
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
+from training.data.splits import ARROW, COLUMNS, NO_DATA, PARQUET, SUFFIXES
 from training.text.files import sha256_of
 from training.text.problems import foreign_sample, refusal
 
-JSON_LINES = frozenset({".jsonl", ".ndjson"})
-PARQUET, ARROW = ".parquet", ".arrow"
-COLUMNS = {PARQUET, ARROW}
-"""Kinds that pyarrow reads; Arrow is what save_to_disk of datasets writes."""
-SUFFIXES = JSON_LINES | {".json"} | COLUMNS | DELIMITERS.keys()
-OF_SPLITS = "dataset_dict.json"
-"""In a folder of save_to_disk that has a folder for each split."""
-NO_DATA = {"dataset_info.json", "dataset_infos.json", OF_SPLITS, "state.json", "config.json"}
-"""Files of JSON that lie beside data and are none."""
-SPLITS = {"test", "tests", "validation", "valid", "val", "dev", "eval", "evaluation"}
-"""What is called so, beside what is called train, is mostly held out."""
 MAGIC = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an Office file",
     b"PK\x03\x04": "an Office file or a zip archive",
@@ -45,8 +35,6 @@ MAGIC = {
 """What a file is that begins with these bytes, whatever its name ends in."""
 LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
-MOST_NAMED = 8
-"""Files that are left aside, by name."""
 Source = Path | tuple[Path, ...]
 """A file or a folder of them; or several, one after another."""
 Raw = tuple[str, Any]
@@ -129,17 +117,60 @@ def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
 
 def _files_in(path: Path) -> list[Path]:
     if path.is_dir():
-        split = path / "train" if (path / OF_SPLITS).is_file() else path
-        files = [file for file in _visible(split) if file.suffix.lower() in SUFFIXES and file.name not in NO_DATA]
+        files = [file for file in _of_training(path) if file.suffix.lower() in SUFFIXES and file.name not in NO_DATA]
         if not files:
-            raise DataError(f"{path}: no {_kinds()} file in this folder")
+            raise DataError(f"{path}: no {splits.kinds()} file in this folder")
         return files
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
         _refuse_other_kind(path)
-        raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {_kinds()} are")
+        raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {splits.kinds()} are")
     return [path]
+
+
+def _of_training(folder: Path) -> list[Path]:
+    """The visible files of a folder: of save_to_disk those of the training split that its state counts, beside a
+    README with configurations those to train on, else all. DataError where several could be meant."""
+    if (folder / splits.OF_SPLITS).is_file():
+        names = _json_in(folder / splits.OF_SPLITS).get("splits", [])
+        training = splits.training_splits(names)
+        if len(training) != 1:
+            raise DataError(f"{folder}: its splits are {splits.some(names) or 'not named'}: name one, {folder}/SPLIT")
+        folder /= training[0]
+    files = _visible(folder)
+    if configs := _configs(folder / "README.md"):
+        try:
+            chosen = splits.chosen_files([file.relative_to(folder).as_posix() for file in files], configs)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from error
+        return [folder / name for name in chosen]
+    return [file for file in files if file.suffix.lower() != ARROW or _is_counted(file)]
+
+
+def _configs(readme: Path) -> Any:
+    """The configurations that a data set's README names, as the Hub has them."""
+    if not readme.is_file():
+        return None
+    from huggingface_hub import metadata_load
+
+    try:
+        return (metadata_load(readme) or {}).get("configs")
+    except Exception as error:  # what is no YAML raises errors that have no base in common
+        raise DataError(f"{readme}: its metadata are no YAML: {' '.join(str(error).split())}") from error
+
+
+def _is_counted(file: Path) -> bool:
+    """Whether a file of Arrow is data: datasets leaves old shards and its cached copies beside them."""
+    state = file.with_name(splits.STATE)
+    counted = [each["filename"] for each in _json_in(state).get("_data_files", [])] if state.is_file() else []
+    return file.name in counted if counted else not file.name.startswith("cache-")
+
+
+def _json_in(file: Path) -> dict[str, Any]:
+    """The object in a file of save_to_disk; an empty one where it is none."""
+    value = json_value(file.read_bytes())
+    return value if isinstance(value, dict) else {}
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -152,29 +183,12 @@ def ignored_files_note(source: Source) -> str:
     """A line about the files of folders that nothing is read of, and about those that are read and look as if they were
     to be held out; empty where there are none."""
     folders = [path for path in (source if isinstance(source, tuple) else (source,)) if path.is_dir()]
-    read = {file: words_in(str(file.relative_to(folder))) for folder in folders for file in _files_in(folder)}
+    read = {file: splits.words_in(str(file.relative_to(folder))) for folder in folders for file in _files_in(folder)}
     aside = [str(file.relative_to(folder)) for folder in folders for file in _visible(folder) if file not in read]
-    splits = [file.name for file, words in read.items() if words & SPLITS] if _has_train(read.values()) else []
-    notes = {"ignored": aside, "learned too, although their names are those of held-out data": splits}
-    return "; ".join(f"{what}: {_some(names)}" for what, names in notes.items() if names)
-
-
-def _has_train(names: Iterable[set[str]]) -> bool:
-    return any("train" in words for words in names)
-
-
-def words_in(name: str) -> set[str]:
-    """The words of a file's path."""
-    return set(re.split(r"[^a-z]+", name.lower()))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
-
-
-def _kinds() -> str:
-    return ", ".join(sorted(SUFFIXES))
+    has_train = any(words & splits.TRAINING for words in read.values())
+    held_out = [file.name for file, words in read.items() if has_train and words & splits.HELD_OUT]
+    notes = {"ignored": aside, "learned too, although their names are those of held-out data": held_out}
+    return "; ".join(f"{what}: {splits.some(names)}" for what, names in notes.items() if names)
 
 
 def data_sha256(source: Source) -> str:
@@ -236,7 +250,7 @@ def _refuse_other_kind(file: Path) -> None:
         raise DataError(f"{file}: {error.strerror}") from error
     kind = next((kind for mark, kind in MAGIC.items() if head.startswith(mark)), None)
     if kind and kind.lower() != file.suffix[1:].lower():
-        raise DataError(f"{file}: this is {kind} by its first bytes; {_kinds()} are read, each under its own name")
+        raise DataError(f"{file}: this is {kind} by its first bytes; {splits.kinds()} are read, under their own names")
 
 
 def _is_lines(file: Path) -> bool:

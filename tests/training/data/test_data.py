@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from training.data.hub import chosen_files, is_dataset_name
+from training.data.hub import is_dataset_name
 from training.data.order import Order, micro_batches
 from training.data.questions import read_questions
 from training.data.readers import check, data_files, ignored_files_note, records
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.splits import chosen_files
 from training.recipe.strategy_rules import micro_steps
 
 ROOT = Path(__file__).parents[3]
@@ -503,7 +504,7 @@ def test_the_control_side_checks_data_without_torch_numpy_or_transformers():
 def test_a_data_set_of_the_hub_is_told_from_a_file_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert is_dataset_name("tatsu-lab/alpaca")
-    assert is_dataset_name("tatsu-lab/alpaca@v1.0")
+    assert is_dataset_name("tatsu-lab/alpaca@v1.0") and is_dataset_name("openai/gsm8k:main:train@v1.0")
     assert not is_dataset_name("data/train.jsonl")
     assert not is_dataset_name("train")
     (tmp_path / "data" / "mine").mkdir(parents=True)
@@ -519,7 +520,90 @@ def test_of_a_data_set_the_training_split_is_taken_and_one_kind_of_file():
     ]
     assert chosen_files([*names, "data/test-00000-of-00001.parquet", "train.jsonl"]) == names[2:]
     assert chosen_files(["qa.jsonl", "qa_test.jsonl", ".x/train.jsonl"]) == ["qa.jsonl"]
-    assert chosen_files(["only_test.json", "a.txt"]) == []
+    assert chosen_files(["training-1.jsonl", "training-2.jsonl", "testing.jsonl"]) == [
+        "training-1.jsonl",
+        "training-2.jsonl",
+    ]
+    assert chosen_files(["questions.jsonl", "evals.jsonl"]) == ["questions.jsonl"]
+    assert chosen_files(["v1/train.jsonl", "v2/train.jsonl"], choice="v2/train") == ["v2/train.jsonl"]
+    assert len(chosen_files(["train/x.jsonl", "train/y.jsonl"], choice="train/*")) == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["only_test.json", "a.txt"],
+        ["data/en/train.jsonl", "data/zh/train.jsonl"],
+        ["v1/train-00000-of-00001.parquet", "v2/train-00000-of-00001.parquet"],
+        ["sft.jsonl", "rl.jsonl"],
+        ["data-train.jsonl.zst", "meta.json"],
+        ["train.jsonl.gz", "test.jsonl"],
+    ],
+)
+def test_what_is_not_plainly_the_one_training_split_is_not_taken(names):
+    with pytest.raises(DataError):
+        chosen_files(names)
+
+
+SFT = {"split": "train_sft", "path": ["data/train_sft-*"]}
+OLD = {"config_name": "old", "data_dir": "old"}
+CONFIGS = {
+    "one": ([{"config_name": "x", "data_files": [SFT, {"split": "test", "path": "data/**"}]}], "", "data/train_sft-0"),
+    "two splits": ([{"data_files": [SFT, {"split": "train_gen", "path": "data/train_gen-0.*"}]}], "", None),
+    "a split by its name": ([{"data_files": [SFT, {"split": "gen", "path": "data/*"}]}], "default:gen", "data/train_"),
+    "two": ([{"config_name": "a", "data_files": "old/*"}, {"config_name": "b", "data_files": ["data/*"]}], "", None),
+    "by its name": ([OLD, {"config_name": "b", "data_files": ["data/*"]}], "old", "old/train"),
+    "the default": ([OLD, {"config_name": "b", "default": True, "data_files": [SFT]}], "", "data/train_sft-0"),
+    "called default": ([OLD, {"config_name": "default", "data_files": [SFT]}], "", "data/train_sft-0"),
+    "unknown": ([OLD], "new", None),
+    "no folders below": ([{"data_files": "*.parquet"}], "", None),
+    "no configurations": ([{"data_files": 3}], "", None),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_the_configurations_of_a_data_sets_readme_say_what_is_trained_on(case):
+    configs, choice, first = CONFIGS[case]
+    names = ["data/train_sft-0.parquet", "data/train_gen-0.parquet", "old/train.parquet", "old/test.parquet"]
+    if first is None:
+        with pytest.raises(DataError):
+            chosen_files(names, configs, choice)
+    else:
+        assert chosen_files(names, configs, choice) == [name for name in names if name.startswith(first)]
+
+
+def test_a_folder_with_a_data_sets_readme_is_read_as_it_says(tmp_path):
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        _file(tmp_path / name, {"text": name}, name="train.jsonl")
+    readme = tmp_path / "README.md"
+    readme.write_text("---\nconfigs:\n- config_name: new\n  default: true\n  data_files: new/*\n---\n")
+    assert data_files(tmp_path) == [tmp_path / "new" / "train.jsonl"]
+    assert "old/train.jsonl" in ignored_files_note(tmp_path)
+    readme.write_text("---\nconfigs: [\n---\n")
+    with pytest.raises(DataError):
+        data_files(tmp_path)
+    readme.write_text("---\nlicense: mit\n---\n")
+    assert len(data_files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("splits", "chosen"),
+    [("train test", "train"), ("train_sft test_sft", "train_sft"), ("all", "all"), ("en fr", ""), ("test", "")],
+)
+def test_of_a_saved_data_set_the_files_that_its_state_names_are_read(tmp_path, splits, chosen):
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": splits.split()}))
+    for split in splits.split():
+        (tmp_path / split).mkdir()
+        for name in ("data-00000-of-00001.arrow", "data-00001-of-00002.arrow", "cache-0a.arrow"):
+            (tmp_path / split / name).write_bytes(b"")
+        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+        (tmp_path / split / "state.json").write_text(json.dumps(state))
+    if chosen:
+        assert data_files(tmp_path) == [tmp_path / chosen / "data-00000-of-00001.arrow"]
+    else:
+        with pytest.raises(DataError):
+            data_files(tmp_path)
 
 
 def test_every_epoch_sees_every_row_once_in_another_order():

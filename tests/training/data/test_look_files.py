@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.data import json_text
-from training.data.hub import chosen_files
+from training.data.splits import chosen_files
 from training.data.look.content import remarks, surveyed
 from training.data.look.survey import survey
 from training.data.readers import check, records
