@@ -13,9 +13,7 @@ from training.models.hub import NO_ENTRY, HubError, SilentHubError, commit_id, f
 
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""
-_NAME = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<choice>[^@]+))?(@(?P<revision>[\w./-]+))?"
-)
+_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<choice>[^@]+))?(@(?P<revision>[\w./-]+))?")
 
 
 def is_dataset_name(text: str) -> bool:

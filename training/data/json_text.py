@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +18,8 @@ PIECE = 1 << 20
 """Characters read at a time, at least."""
 VALUE_LIMIT = 64 * 2**20
 """Characters of one value, as bytes of a line: what is longer is no record."""
-_BLANK = re.compile(r"[ \t\n\r]*")
+_BLANK = re.compile(r"[ \t\n\r\ufeff]*")
+"""Between values; also the byte order mark of a file that was put behind another."""
 
 
 def json_value(content: bytes) -> Any:
@@ -32,29 +36,30 @@ def json_value(content: bytes) -> Any:
         return BadRecord(f"not JSON: {error}")
 
 
-def refuse_constant(name: str) -> Any:
-    """For `json.loads`, which would take NaN and Infinity."""
-    raise ValueError(f"{name} is no JSON value")
+def _finite(text: str) -> float:
+    """A number with a fraction or an exponent; Python would also take NaN and Infinity, and make 1e999 the latter."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no JSON value")
+    return number
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; of two equal keys JSON would silently keep the last."""
     unique = dict(pairs)
     if len(unique) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice!r} stands twice in one object")
     return unique
 
 
-DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=_unique)
+DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique)
 """Refuses what is no JSON, and objects with a key twice. Raises ValueError."""
 
 
 def parsed(text: str, what: str) -> Any:
     """The value of JSON that stands in a text of a record. Raises BadRecord, as the others below; `what` it is."""
     try:
-        value = json.loads(text, parse_constant=refuse_constant)
+        value = DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise BadRecord(f"{what}: not JSON: {error}") from error
     refuse_unsound(value, what)
@@ -70,9 +75,14 @@ def text_of(value: Any, what: str) -> str:
 
 def worded(value: Any, what: str) -> str:
     """The value, which must be text with something in it."""
-    if not text_of(value, what).strip():
+    if not is_worded(text_of(value, what)):
         raise BadRecord(f"{what} is empty")
     return str(value)
+
+
+def is_worded(text: str) -> bool:
+    """Whether it holds a character that can be seen: neither white space nor a mark of format, as U+200B."""
+    return any(not char.isspace() and unicodedata.category(char) not in {"Cf", "Cc"} for char in text)
 
 
 def kind_of(value: Any) -> str:

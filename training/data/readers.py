@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from training.data import splits
-from training.data.delimited import DELIMITERS, rows
+from training.data.delimited import DELIMITERS, refuse_repeated, rows
 from training.data.json_text import json_value, values
 from training.data.sample import Bad, BadRecord, DataError
-from training.data.shapes import Record, Shape, recognised
+from training.data.shapes import KNOWN_KEYS, Record, Shape, recognised
 from training.data.splits import ARROW, COLUMNS, NO_DATA, PARQUET, SUFFIXES
 from training.text.files import sha256_of
 from training.text.problems import foreign_sample, refusal
@@ -275,35 +275,37 @@ def _json_lines(file: Path) -> Iterator[Raw]:
                 while (rest := stream.readline(LINE_LIMIT)) and not rest.endswith(b"\n"):
                     pass
                 yield f"line {number}", BadRecord(f"longer than {LINE_LIMIT // 2**20} MiB")
-            elif (content := line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
+            elif (content := line.removeprefix(codecs.BOM_UTF8)).strip():
                 yield f"line {number}", json_value(content)
 
 
 def _columns(file: Path) -> Iterator[Raw]:
     try:
-        import pyarrow
+        from pyarrow import ArrowException
     except ImportError as error:
         raise DataError(f"{file}: reading Parquet and Arrow needs pyarrow, which this Python lacks") from error
     row = 0
     try:
         for batch in _batches(file):
+            refuse_repeated(file, batch.schema.names)
             for place in range(batch.num_rows):
                 row += 1
                 yield f"row {row}", _row(batch, place)
-    except (pyarrow.ArrowException, ValueError, KeyError, OSError) as error:
+    except DataError:
+        raise
+    except (ArrowException, ValueError, KeyError, OSError) as error:
         kind = file.suffix[1:].capitalize()
         raise DataError(f"{file}: not readable as {kind} after row {row}: {str(error).splitlines()[0]}") from error
 
 
 def _batches(file: Path) -> Iterator[Any]:
-    import pyarrow
-    from pyarrow import ipc, parquet
+    from pyarrow import ipc, memory_map, parquet
 
     if file.suffix.lower() == PARQUET:
         with parquet.ParquetFile(file, page_checksum_verification=True) as table:
             yield from table.iter_batches(batch_size=256)
         return
-    with pyarrow.memory_map(str(file)) as mapped:
+    with memory_map(str(file)) as mapped:
         if mapped.read(6) == b"ARROW1":
             batches = ipc.open_file(mapped)
             yield from (batches.get_batch(number) for number in range(batches.num_record_batches))
@@ -313,7 +315,12 @@ def _batches(file: Path) -> Iterator[Any]:
 
 
 def _row(batch: Any, place: int) -> Any:
+    """A row by its columns. Of those that no record is read from, only whether they hold a value: Python has not all
+    the dates that Arrow has."""
+    cells = zip(batch.schema.names, [column[place] for column in batch.columns], strict=True)
     try:
-        return {name: column[place].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        return {name: cell.as_py() if name in KNOWN_KEYS else cell.is_valid or None for name, cell in cells}
     except UnicodeDecodeError as error:
         return BadRecord(f"not UTF-8 at byte {error.start + 1} of a text")
+    except (ValueError, OverflowError) as error:
+        return BadRecord(f"a value of it cannot be read: {error}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from training.data.json_text import DECODER, cleaned, kind_of, parsed, refuse_unsound, text_of, worded
+from training.data.json_text import DECODER, cleaned, is_worded, kind_of, parsed, refuse_unsound, text_of, worded
 from training.data.sample import BadRecord, DataError
 from training.data.turns import CALLED, MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, speaker, turns_of
 from training.recipe.tables import DPO, wrong_args
@@ -44,6 +44,8 @@ IN_JSON = ("messages", "conversations", "history", "prompt", "completion", "chos
 OF_WHOLE = {*WEIGHTS, "sample_weight", "loss_scale"}
 """What would decide how much of a whole record is learned."""
 KTO, ANSWERS = ("label", "kto_tag"), {"messages", "conversations", "completion", "output"}
+KNOWN_KEYS = {*ARGS_KEYS, *OF_WHOLE, *KTO, *MEDIA}.union(*READ.values())
+"""What anything is read of, of any record."""
 
 
 def is_known(keys: Collection[str]) -> bool:
@@ -103,7 +105,7 @@ def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
     if kinds := [name for name in MEDIA if normalised.get(name)]:
         raise media("it", kinds)
     for key in OF_WHOLE & normalised.keys():
-        if normalised[key] != 1:
+        if str(normalised[key]).lower() not in {"1", "1.0", "true"}:  # a file of texts alone has it as text
             raise BadRecord(f"it has the {key} {normalised[key]!r}, which is not supported on a whole record")
     for key in KTO if normalised.keys() & ANSWERS else ():
         if str(normalised.get(key)).lower() in ("true", "false"):  # 0 and 1 may be a class, which decides nothing
@@ -200,12 +202,12 @@ def _checked(
         raise BadRecord("no assistant turn, so nothing to learn")
     if not any(turn["role"] == "user" for turn in turns):
         raise BadRecord("no user turn, so there is nothing to answer")
-    if not any(map(_speaks, completion)):
+    if not any(map(speaks, completion)):
         raise BadRecord("every assistant turn is empty")
     context = frozenset(
         place
         for place, turn in enumerate(turns)
-        if turn["role"] == "assistant" and (place < prompt_length or turn.get("weight", 1) == 0 or not _speaks(turn))
+        if turn["role"] == "assistant" and (place < prompt_length or turn.get("weight", 1) == 0 or not speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
     weighed = any(turn.get("weight") == 0 and turn["role"] == "assistant" for turn in turns)
@@ -213,10 +215,10 @@ def _checked(
     return Record(shape, plain, tools, context, template_args=args, weighed=weighed)
 
 
-def _speaks(turn: Turn) -> bool:
+def speaks(turn: Turn) -> bool:
     """Whether there is more to learn from it than to end a turn at once."""
     words = THOUGHT_MARK.sub("", turn["content"] + turn.get("reasoning_content", ""))
-    return turn["role"] == "assistant" and bool(words.strip() or turn.get("tool_calls"))
+    return turn["role"] == "assistant" and (is_worded(words) or bool(turn.get("tool_calls")))
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:

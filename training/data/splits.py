@@ -125,9 +125,7 @@ def _by_name(names: Iterable[str]) -> tuple[Parts, Parts]:
 
 def _of_training(names: Iterable[str]) -> list[str]:
     words = {name: words_in(name) for name in names}
-    return [name for name in words if words[name] & TRAINING] or [
-        name for name in words if not words[name] & HELD_OUT
-    ]
+    return [name for name in words if words[name] & TRAINING] or [name for name in words if not words[name] & HELD_OUT]
 
 
 def _kind(name: str) -> str:

@@ -61,7 +61,7 @@ def media(who: str, kinds: Iterable[str], where: str = "") -> BadRecord:
 def turns_of(turns: Any, key: str) -> list[Turn]:
     """The turns that stand under `key` of a record. Raises BadRecord."""
     if not isinstance(turns, list) or not turns:
-        raise BadRecord(f"{key} must be a list of at least one turn")
+        raise BadRecord(f"{key} must be a list of at least one turn, found {kind_of(turns)}")
     return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
 
 
@@ -72,7 +72,7 @@ def speaker(turn: Any) -> Any:
 
 def _turn(turn: Any, place: int) -> Turn:
     if not isinstance(turn, dict):
-        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(turn)}")
+        raise BadRecord(f"turn {place} must be an object with a role and a content, found {kind_of(turn)}")
     speaker_name, calls = speaker(turn), turn.get("tool_calls")
     role = CALLED.get(speaker_name) if isinstance(speaker_name, str) else None
     if role is None:

@@ -374,6 +374,70 @@ def test_maps_and_bytes_of_parquet_are_objects_and_text(tmp_path):
     assert [len(record.turns) for _, record in records(tmp_path, Bad(False))] == [2, 2]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_columns_that_nobody_reads_need_no_value_that_python_has_and_a_name_stands_once(tmp_path, suffix):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def written(names, *columns):
+        table, path = pyarrow.Table.from_arrays([pyarrow.array(["a", "b"]), *columns], names), tmp_path / f"a{suffix}"
+        if suffix == ".parquet":
+            parquet.write_table(table, path)
+        else:
+            with pyarrow.ipc.new_stream(path, table.schema) as out:
+                out.write_table(table)
+        return path
+
+    far = pyarrow.array([10**15, None], pyarrow.timestamp("s"))
+    elsewhere = pyarrow.array([1, 2], pyarrow.timestamp("s", "No/Where"))
+    read = list(records(written(["text", "year", "at"], far, elsewhere), Bad(False)))
+    assert [(record.completion, record.ignored) for _, record in read] == [("a", {"year", "at"}), ("b", {"at"})]
+    assert check(written(["text", "label"], far), skip_bad=True).bad == 1
+    with pytest.raises(DataError) as refusal:
+        check(written(["text", "text"], pyarrow.array(["x", "y"])))
+    assert "'text'" in str(refusal.value)
+
+
+@pytest.mark.parametrize("wrong", ['{"city": 1, "city": 2}', '{"far": 1e999}', '{"far": [-Infinity]}'])
+def test_json_in_a_text_is_held_to_what_json_outside_is(tmp_path, wrong):
+    call = {"function": {"name": "weather", "arguments": wrong}}
+    said = _turn("function_call", '{"name": "weather", "arguments": %s}' % wrong)
+    texts = [
+        {"messages": [ASKING[0], _turn("assistant", None, tool_calls=[call])]},
+        {"messages": [ASKING[0], said]},
+        {**CHAT, "tools": f"[{wrong}]"},
+        {**CHAT, "template_args": wrong},
+    ]
+    outside = json.dumps({**CHAT, "id": 0})[:-2].encode() + wrong.encode() + b"}"
+    assert check(_file(tmp_path, CHAT, *texts, outside), skip_bad=True).bad == 5
+
+
+@pytest.mark.parametrize("lines", [[PAIR] * 2, [json.dumps(PAIR, indent=1).encode()] * 2])
+def test_a_byte_order_mark_where_two_files_were_joined_is_taken_off(tmp_path, lines):
+    path = _file(tmp_path, lines[0])
+    path.write_bytes((b"\xef\xbb\xbf" + path.read_bytes()) * 2)
+    assert check(path).records == 2
+
+
+@pytest.mark.parametrize(("weight", "bad"), [("1", 0), ("1.0", 0), ("True", 0), ("0", 1), ("0.5", 1)])
+def test_a_weight_of_a_whole_record_may_be_text_as_a_csv_has_it(tmp_path, weight, bad):
+    path = _file(tmp_path, b"prompt,completion,weight", f"a,b,{weight}".encode(), b"c,d,1", name="a.csv")
+    assert check(path, skip_bad=True).bad == bad
+
+
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u2060 \u00ad", "\x07\n"])
+def test_an_answer_that_shows_nothing_is_empty(nothing):
+    for record in (
+        {"messages": [_turn("user", "a"), _turn("assistant", nothing)]},
+        {"prompt": "a", "completion": nothing},
+        {"text": nothing},
+    ):
+        with pytest.raises(BadRecord):
+            recognised(record)
+    both = recognised({"messages": [*CHAT["messages"], _turn("user", "a"), _turn("assistant", nothing)]})
+    assert both.not_learned == {3}
+
+
 def test_a_folder_of_save_to_disk_is_read_and_of_splits_the_training_one(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     for split, text in (("train", "one"), ("test", "two")):

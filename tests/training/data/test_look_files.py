@@ -191,7 +191,7 @@ def test_a_quote_that_never_ends_is_named_by_the_line_it_begins_in(tmp_path):
     [
         ("question,answer", "spotune needs the columns of messages, conversations, prompt and completion"),
         ("Question,Reply", "its header is Question, Reply"),
-        ("prompt,completion,prompt", "line 1 names the column 'prompt' twice"),
+        ("prompt,completion,prompt", "names the column 'prompt' twice"),
         ('"prompt"x,completion', "line 1, which should name the columns, cannot be read"),
     ],
 )

@@ -467,7 +467,7 @@ def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(ho
         "acme/two:short:train@main",
     ]
     runs = [_run_folder(tmp_path, str(n), _recipe(), ("train.hub", name)) for n, name in enumerate(names)]
-    two = {"long/train.jsonl": LINES.encode(), "short/train.jsonl": LINES.encode()[: LINES.index("\n") + 1]}
+    two = {"long/train.jsonl": LINES.encode(), "short/train.jsonl": LINES.splitlines()[0].encode()}
     sets = {"two": two, "qa": files, "empty": {"README.md": b"#"}, "gated": files, "bad": {"../../train.jsonl": b""}}
     with Hub({f"datasets/acme/{name}": there for name, there in sets.items()}) as hub:
         hub.gated_files.add("datasets/acme/gated")
