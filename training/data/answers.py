@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.data import probe
-from training.data.sample import BadRecord, DataError
+from training.data.sample import BadRecord
 from training.data.shapes import Record
 from training.data.template import ChatTemplate, Span, Stretch
 from training.data.turns import Turn
@@ -69,10 +69,6 @@ class Answers:
                 raise
             args = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.chat.args.items())
             raise BadRecord(f"{error} (under template_args {args})") from error
-        except DataError:
-            raise
-        except Exception as error:  # a template is a program of the model's makers: it raises whatever it likes
-            raise BadRecord(f"the model's chat template cannot render it: {error}") from error
 
     def _of(self, record: Record) -> list[Rendered]:
         turns = self.chat.taken(record.turns)

@@ -19,7 +19,7 @@ import numpy as np
 from training.data.answers import Answers, Rendered
 from training.data.probe import words_of
 from training.data.sample import IGNORED, BadRecord, DataError, Sample
-from training.data.shapes import Record
+from training.data.shapes import Record, speaks
 from training.data.template import ChatTemplate, Span, special_tokens
 from training.data.turns import Turn
 
@@ -117,8 +117,9 @@ class Encoder:
 
 def _without_end(turn: Turn, ends: Sequence[str]) -> Turn:
     content = turn["content"].rstrip()
-    end = next((end for end in ends if turn["role"] == "assistant" and content.endswith(end) and content != end), "")
-    return {**turn, "content": content.removesuffix(end)} if end else turn
+    end = next((end for end in ends if content.endswith(end)), "")
+    shorter = {**turn, "content": content.removesuffix(end)}
+    return shorter if end and speaks(shorter) else turn
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
@@ -176,6 +177,8 @@ def fault(pair: Sequence[Sample], max_length: int) -> str:
                 "shorten the prompt"
             )
     chosen, rejected = pair
-    if list(chosen.ids) == list(rejected.ids):
-        return f"chosen and rejected have the same first {max_length} tokens, and the rest is cut off; raise max_length"
-    return ""
+    if list(chosen.ids) != list(rejected.ids):
+        return ""
+    if len(chosen.ids) < max_length:
+        return "chosen and rejected are the same under the model's chat template, so there is nothing to prefer"
+    return f"chosen and rejected have the same first {max_length} tokens, and the rest is cut off; raise max_length"

@@ -64,7 +64,7 @@ class ChatTemplate:
 
     def text(self, turns: Sequence[Turn], tools: Tools = (), prompt: bool = False) -> str:
         options = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": prompt, **self.args}
-        with _in_time():
+        with _rendering():
             return str(self.tokenizer.apply_chat_template(list(turns), **options))
 
     def stretches(self, turns: Sequence[Turn], tools: Tools, places: Sequence[int], alone: frozenset[int]) -> Any:
@@ -142,8 +142,8 @@ class ChatTemplate:
         try:
             exchange, question = self.text([_QUESTION, _ANSWER]), self.text([_QUESTION], prompt=True)
             before, thoughtful = _shared(self.text([_QUESTION]), question), self.text([_QUESTION, _THOUGHTFUL])
-        except Exception as error:
-            raise DataError(f"the model's chat template cannot render a question and its answer: {error}") from error
+        except BadRecord as error:
+            raise DataError(f"a question and its answer: {error}") from error
         _, answer, tail = exchange.rpartition(_ANSWER["content"])
         if not answer:
             raise DataError("the model's chat template leaves out what the assistant says")
@@ -171,7 +171,7 @@ class ChatTemplate:
             try:
                 if "zqqz" in self.text([_QUESTION, {**_ANSWER, key: "zqqz"}]):
                     return key
-            except Exception:  # a template that wants it otherwise
+            except BadRecord:  # a template that wants it otherwise
                 continue
         return THOUGHT
 
@@ -180,17 +180,29 @@ class ChatTemplate:
         call: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         try:
             return "{'at'" in self.text([_QUESTION, call])  # an object as Python prints it, not as JSON
-        except Exception:
+        except BadRecord:
             try:
                 self.text([_QUESTION, _with_arguments_as_text(call)])
-            except Exception:
+            except BadRecord:
                 return False
             return True
 
 
 @contextmanager
+def _rendering() -> Iterator[None]:
+    """A template is a program of whoever made the model: what it raises, which may be anything, is a BadRecord."""
+    try:
+        with _in_time():
+            yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise BadRecord(f"the model's chat template cannot render it: {error}") from error
+
+
+@contextmanager
 def _in_time() -> Iterator[None]:
-    """A template is a program of whoever made the model: inside it ends, or DataError is raised. In another thread than
+    """Inside, a template ends, or DataError is raised. In another thread than
     the main one, which gets no signals, nobody watches it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -228,7 +240,7 @@ def _shared(left: str, right: str) -> int:
 def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools, args: Mapping[str, Any]) -> tuple[str, list[Span]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    with _in_time():
+    with _rendering():
         texts, spans = render_jinja_template(
             conversations=[list(turns)],
             tools=list(tools) or None,

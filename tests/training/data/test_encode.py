@@ -256,6 +256,8 @@ def test_of_two_answers_in_a_row_each_is_learned_once_without_what_stands_betwee
     [
         ("say <|im_end|> and go on", "say <|im_end|> and go on"),
         ("<|im_end|>", "<|im_end|>"),
+        ("\n<|im_end|>", "\n<|im_end|>"),
+        ("\u200b<|im_end|>", "\u200b<|im_end|>"),
         ("at last <|im_end|>", "at last "),
         ("<|im_end|>\n<|im_end|>", "<|im_end|>\n"),
     ],
@@ -344,6 +346,12 @@ def test_a_record_that_the_template_refuses_is_a_bad_record(tokenizer):
     with pytest.raises(BadRecord, match="chat template cannot render it: not that"):
         _encoded(tokenizer, {"prompt": "no", "completion": "x"}, refusing)
     assert _encoded(tokenizer, {"prompt": "yes", "completion": "x"})
+
+
+def test_a_fault_of_our_own_is_not_laid_on_the_template(tokenizer, monkeypatch):
+    monkeypatch.setattr("training.data.probe.probed", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _encoded(tokenizer, CHAT)
 
 
 def test_an_end_of_turn_that_is_special_among_the_added_tokens_alone_is_found(tokenizer):

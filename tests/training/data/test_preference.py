@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 
 from training.data.build import Build, content_hash  # noqa: E402
 from training.data.collate import collate  # noqa: E402
-from training.data.encode import Encoder, shared_prefix  # noqa: E402
+from training.data.encode import Encoder, fault, shared_prefix  # noqa: E402
 from training.data.look.watch import DataStatistics  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.data.readers import check  # noqa: E402
@@ -185,6 +185,13 @@ def test_a_pair_of_which_max_length_leaves_no_preference_is_a_bad_record(tmp_pat
     (tmp_path / "again").mkdir()
     prepared, bad = _built(tmp_path / "again", tokenizer, [PAIR, long_prompt, alike], skip=True)
     assert (prepared.report.records, bad.count) == (1, 2)
+
+
+@pytest.mark.parametrize(("max_length", "cure"), [(64, False), (10, True)])
+def test_max_length_is_blamed_for_answers_that_are_the_same_where_something_is_cut(max_length, cure):
+    ids = list(range(10))
+    wrong = fault([Sample(ids, ids), Sample(ids, ids)], max_length)
+    assert wrong and ("raise max_length" in wrong) is cure
 
 
 def test_validation_keeps_whole_pairs_apart(tmp_path, tokenizer):
