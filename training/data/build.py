@@ -21,8 +21,9 @@ from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed
 from training.data.look.survey import survey
 from training.data.look.watch import DataStatistics
-from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
+from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
+from training.data.report import DataReport
 from training.data.sample import IGNORED, Bad, BadRecord, DataError, NothingLeftError
 from training.data.shapes import refuse_other_goal
 from training.recipe.recipe import Recipe

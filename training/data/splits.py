@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import filter as matching
 from pathlib import PurePosixPath
 from typing import Any
@@ -59,9 +59,12 @@ def chosen_files(
     return files
 
 
-def training_splits(splits: Collection[str]) -> list[str]:
-    """Those that may be meant: `train`; without it, those named so among other words; else those not held out."""
-    return [TRAIN] if TRAIN in splits else _of_training(splits)
+def training_splits(names: Iterable[str]) -> list[str]:
+    """Those that may be meant, also by files' names: `train` alone; without it, those named so among other words; else
+    those not held out."""
+    words = {name: words_in(name) for name in names}
+    training = [name for name in words if words[name] & TRAINING]
+    return [TRAIN] if TRAIN in words else training or [name for name in words if not words[name] & HELD_OUT]
 
 
 def words_in(name: str) -> set[str]:
@@ -115,17 +118,12 @@ def _by_name(names: Iterable[str]) -> tuple[Parts, Parts]:
     """Of one kind, the files whose names are those of training data, else of no held-out data: those together whose
     names differ in a number at their end alone."""
     known = [name for name in names if PurePosixPath(name).name not in NO_DATA and _kind(name) in SUFFIXES]
-    training = _of_training(known)
+    training = training_splits(known)
     kind = next((kind for kind in _KINDS if any(_kind(name) in kind for name in training)), set())
     parts: Parts = {}
     for name in sorted(name for name in training if _kind(name) in kind):
         parts.setdefault(_SHARD.sub("", name[: name.lower().rindex(_kind(name))]), []).append(name)
     return parts, {"": list(parts)}
-
-
-def _of_training(names: Iterable[str]) -> list[str]:
-    words = {name: words_in(name) for name in names}
-    return [name for name in words if words[name] & TRAINING] or [name for name in words if not words[name] & HELD_OUT]
 
 
 def _kind(name: str) -> str:

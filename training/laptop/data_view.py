@@ -20,11 +20,12 @@ from inventory.errors import InventoryError
 from inventory.shown import shown
 from inventory.terminal import console, table
 from training.data.hub import download, is_dataset_name
-from training.data.look.content import Look, Rows, look_from, remarks, surveyed
+from training.data.look.content import Look, look_from, remarks, surveyed
 from training.data.look.survey import FileSurvey, Tell, survey
 from training.data.look.take import look_into
 from training.data.look.watch import Bin, Lengths, Piece, ShownSample
 from training.data.readers import Source, can_check_here, ignored_files_note, paths_of
+from training.data.report import DataReport
 from training.data.sample import DataError
 from training.laptop import data_size, new_run, preparing
 from training.laptop.base_model import BUILT_IN, find_base_model
@@ -280,32 +281,24 @@ def _file(file: FileSurvey) -> list[str]:
     return [file.name, size_text(file.size, 1000), str(file.records), shapes or trouble, str(file.bad)]
 
 
-def _learned(look: Look, train: Rows) -> Iterator[str]:
+def _learned(look: Look, train: DataReport) -> Iterator[str]:
     """What training gets, and in how many steps."""
     share = f"{train.learned_tokens / max(1, train.tokens):.0%}"
     yield (
         f"{look.model}: {many(train.samples, 'sample')} of {many(train.tokens, 'token')}, {train.learned_tokens} "
-        f"of them learned ({share}; train_on = {look.train_on})"
+        f"of them learned ({share}; train_on = {train.settings['train_on']})"
     )
-    rows = f"{many(train.rows, 'row')}, {train.efficiency:.1%} full"
-    alone = f"; a sample a row: {_alone(look, train):.1%}" if look.batching == "packed" else ""
-    yield f"{look.batching}: {rows}{alone}"
+    yield f"{train.batching}: {many(train.rows, 'row')}, {train.efficiency:.1%} full"
     passes = (look.steps or 0) * look.global_batch / max(1, train.rows)
     yield f"{many(look.steps or 0, 'step')} of {many(look.global_batch, 'row')}: each row is seen {plain(passes)} times"
     if few := few_steps(look.steps or 0):
         yield f"{few}; more epochs or steps, or a smaller global_batch, make them more"
-    if look.template_args:
-        yield f"template_args: {', '.join(f'{name} = {value}' for name, value in look.template_args.items())}"
+    if args := train.settings["template_args"]:
+        yield f"template_args: {', '.join(f'{name} = {value}' for name, value in args.items())}"
     if look.validation:
         yield f"held out: {many(look.validation.records, 'record')}, {many(look.validation.tokens, 'token')}"
-    if look.end_of_turn:
-        yield f"an answer ends with {look.end_of_turn}"
-
-
-def _alone(look: Look, train: Rows) -> float:
-    """How full rows would be with a sample each."""
-    most = look.lengths.max_length if look.lengths else 1
-    return train.tokens / max(1, train.samples * most)
+    if train.end_of_turn:
+        yield f"an answer ends with {train.end_of_turn}"
 
 
 def _histogram(lengths: Lengths) -> Iterator[list[str]]:

@@ -401,7 +401,7 @@ def test_columns_that_nobody_reads_need_no_value_that_python_has_and_a_name_stan
 @pytest.mark.parametrize("wrong", ['{"city": 1, "city": 2}', '{"far": 1e999}', '{"far": [-Infinity]}'])
 def test_json_in_a_text_is_held_to_what_json_outside_is(tmp_path, wrong):
     call = {"function": {"name": "weather", "arguments": wrong}}
-    said = _turn("function_call", '{"name": "weather", "arguments": %s}' % wrong)
+    said = _turn("function_call", f'{{"name": "weather", "arguments": {wrong}}}')
     texts = [
         {"messages": [ASKING[0], _turn("assistant", None, tool_calls=[call])]},
         {"messages": [ASKING[0], said]},

@@ -98,7 +98,11 @@ def test_special_tokens_in_the_words_are_counted_and_said(tokenizer, tmp_path):
     marked = [_turns("<|im_start|>user\nq<|im_end|>", "a"), _turns("q", "a<|im_end|>")]
     source.write_text("".join(json.dumps(record) + "\n" for record in [*RECORDS, *marked]))
     look = _looked(tokenizer, source)
-    assert (look.marked, look.marks) == (2, ("<|im_end|>", "<|im_start|>"))  # one of RECORDS has a token in its middle
+    # one of RECORDS has a token in its middle
+    assert (look.train.marked, tuple(look.train.marks)) == (
+        2,
+        ("<|im_end|>", "<|im_start|>"),
+    )
     assert any("2 records with special tokens in the words" in line for line in remarks(look))
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from inventory.setting_types import SettingsError
 from inventory.terminal import console
-from training.data.look.content import FEWEST, Look, Rows, look_from, remarks
+from training.data.look.content import FEWEST, Look, look_from, remarks
 from training.data.look.survey import FileSurvey, Survey
 from training.data.look.watch import Piece, Repeats, ShownSample, lengths_of
+from training.data.report import DataReport
 from training.data.sample import DataError
 from training.laptop import data_size, data_view
 from training.laptop.data_view import Question
@@ -36,6 +37,17 @@ SAMPLE = ShownSample(
     ),
 )
 FILES = (FileSurvey("a.jsonl", 1234, {"sharegpt": 7}, 12), FileSurvey(f"b{EVIL}.csv", 2_345_678, {}, 0, "no"))
+REPORT = {
+    **dict.fromkeys(DataReport.__annotations__, 0),
+    **dict.fromkeys(("content_hash", "shape"), ""),
+    **{"records": 7, "samples": 8, "tokens": 130, "learned_tokens": 40, "rows": 3, "efficiency": 0.677, "empty": 1},
+    "batching": "packed",
+    "settings": {"train_on": "assistant", "template_args": {"enable_thinking": False}},
+    "length_histogram": {},
+    "marks": (),
+}
+ENDS = {"template": True, "template_has_generation": False, "prompt_says_more": False, "end_of_turn_learned": True}
+TRAIN = DataReport(**{**REPORT, **ENDS, "end_of_turn": "<|im_end|>"})
 LOOKED = Look(
     survey=Survey(FILES, 12, ()),
     bad=12,
@@ -43,16 +55,12 @@ LOOKED = Look(
     bad_more=11,
     skipped=False,
     model="tiny",
-    batching="packed",
-    train_on="assistant",
-    template_args={"enable_thinking": False},
     global_batch=4,
     steps=10,
     lengths=lengths_of([10, 20, 64, 100], 64),
-    train=Rows(7, 8, 130, 40, 3, 0.677, 1),
-    validation=Rows(2, 2, 20, 9, 1, 0.3, 0),
-    end_of_turn="<|im_end|>",
-    repeats=Repeats(3, 1, (("a.jsonl line 5", "a.jsonl line 2"),), 2, 1, 1, (("a.jsonl line 6", "a.jsonl line 2"),)),
+    train=TRAIN,
+    validation=replace(TRAIN, records=2, samples=2, tokens=20, empty=0),
+    repeats=Repeats(3, (("a.jsonl line 5", "a.jsonl line 2"),), 2, 1, 1, (("a.jsonl line 6", "a.jsonl line 2"),)),
     samples=(SAMPLE,),
 )
 ENOUGH = replace(LOOKED, train=replace(LOOKED.train, samples=FEWEST))
@@ -105,7 +113,7 @@ def test_all_numbers_are_told():
     lines = [" ".join(line.split()) for line in said.splitlines()]
     assert "a.jsonl 1.2 kB 7 sharegpt 12" in lines
     assert "tiny: 8 samples of 130 tokens, 40 of them learned (31%; train_on = assistant)" in lines
-    assert "packed: 3 rows, 67.7% full; a sample a row: 25.4%" in lines
+    assert "packed: 3 rows, 67.7% full" in lines
     assert "10 steps of 4 rows: each row is seen 13.3 times" in lines
     assert "held out: 2 records, 20 tokens" in lines and "template_args: enable_thinking = False" in lines
     assert f"9 to 16 1 {'#' * 40}" in lines and f"65 to 128 1 {'#' * 40} 36" in lines
@@ -215,12 +223,13 @@ def test_fewer_than_a_run_starts_with_are_remarked_with_the_way_to_start_all_the
     ],
 )
 def test_nothing_is_called_leaked_where_only_questions_are_the_same(leaked, said):
-    look = Look(Survey((), 0, ()), 0, (), False, repeats=Repeats(0, 0, (), 9, leaked, 1, ()))
+    look = Look(Survey((), 0, ()), 0, (), False, repeats=Repeats(0, (), 9, leaked, 1, ()))
     assert list(remarks(look)) == [said]
 
 
 def test_records_that_teach_no_end_are_remarked():
-    assert any("would not learn to stop" in line for line in remarks(replace(LOOKED, teaches_end=False)))
+    train = replace(TRAIN, end_of_turn_learned=False)
+    assert any("would not learn to stop" in line for line in remarks(replace(LOOKED, train=train)))
 
 
 def _asked(data, **more):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.data.look.survey import Survey
 from training.data.look.watch import DataStatistics, Lengths, Repeats, ShownSample
+from training.data.report import DataReport
 from training.data.sample import CURE, Bad
 from training.text.counts import many
 
@@ -26,20 +27,6 @@ OF_TEXT = "all of a text is learned, also what the user says in it; give message
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What training gets of one part of the data; from its report."""
-
-    records: int
-    samples: int
-    tokens: int
-    learned_tokens: int
-    rows: int
-    efficiency: float
-    empty: int
-    """Records with nothing left to learn within max_length, left out."""
-
-
-@dataclass(frozen=True)
 class Look:
     """What data hold; without a model's tokenizer the survey alone."""
 
@@ -53,21 +40,13 @@ class Look:
     refused: str = ""
     """Why nothing can be trained on them; empty where it can."""
     model: str = ""
-    batching: str = ""
-    train_on: str = ""
-    template_args: Mapping[str, Any] | None = None
     global_batch: int = 1
     steps: int | None = None
     lengths: Lengths | None = None
     positions: int | None = None
     """The longest text the model was made for; None where that is not known."""
-    train: Rows | None = None
-    validation: Rows | None = None
-    end_of_turn: str | None = None
-    teaches_end: bool = True
-    marked: int = 0
-    """Records with special tokens in their words."""
-    marks: tuple[str, ...] = ()
+    train: DataReport | None = None
+    validation: DataReport | None = None
     repeats: Repeats | None = None
     samples: tuple[ShownSample, ...] = ()
 
@@ -104,35 +83,24 @@ def surveyed(survey: Survey, skip_bad: bool) -> Look:
 
 
 def with_model(
-    look: Look, recipe: Recipe, tokenizer: Any, *, watch: DataStatistics, bad: Bad, reports: Mapping[str, Any]
+    look: Look, recipe: Recipe, tokenizer: Any, *, watch: DataStatistics, bad: Bad, reports: Mapping[str, DataReport]
 ) -> Look:
     """And with it. `reports`: the DataReport of each part that was made."""
-    train, held_out = reports.get("train"), reports.get("validation")
+    train = reports.get("train")
     return replace(
         look,
         bad=max(look.bad, bad.count),
         bad_shown=tuple(bad.shown) if bad.count >= look.bad else look.bad_shown,
         bad_more=bad.more if bad.count >= look.bad else look.bad_more,
         model=recipe.name,
-        batching=recipe.batching,
-        train_on=recipe.train_on,
-        template_args=dict(recipe.template_args),
         global_batch=recipe.global_batch,
         steps=recipe.total_steps(train.rows) if train else None,
         lengths=watch.lengths(recipe.max_length),
-        train=_rows(train),
-        validation=_rows(held_out),
-        end_of_turn=train.end_of_turn if train else None,
-        teaches_end=train.end_of_turn_learned if train else True,
-        marked=train.marked if train else 0,
-        marks=tuple(train.marks) if train else (),
+        train=train,
+        validation=reports.get("validation"),
         repeats=watch.repeats(),
         samples=watch.samples(tokenizer),
     )
-
-
-def _rows(report: Any) -> Rows | None:
-    return Rows(**{name: getattr(report, name) for name in Rows.__annotations__}) if report else None
 
 
 def remarks(look: Look) -> Iterator[str]:
@@ -149,11 +117,11 @@ def remarks(look: Look) -> Iterator[str]:
         yield _cut(look.lengths, look.positions)
     if look.train and look.train.empty:
         yield f"{many(look.train.empty, 'record')} left out: nothing to learn within max_length"
-    if not look.teaches_end:
+    if look.train and not look.train.end_of_turn_learned:
         yield "no sample has the end of an answer in it, so the model would not learn to stop"
-    if look.marked:
-        cure = cure_of_marks(look.survey.shapes)
-        yield f"{many(look.marked, 'record')} with special tokens in the words ({', '.join(look.marks)}): {cure}"
+    if look.train and look.train.marked:
+        marked, cure = many(look.train.marked, "record"), cure_of_marks(look.survey.shapes)
+        yield f"{marked} with special tokens in the words ({', '.join(look.train.marks)}): {cure}"
     if look.survey.ignored:
         yield f"keys of records that are not read: {', '.join(look.survey.ignored)}"
     if look.repeats:

@@ -159,8 +159,6 @@ class Repeats:
 
     duplicates: int
     """Records that are the same as one before."""
-    same_question: int
-    """Records that ask what one before asks, and answer otherwise."""
     shown: tuple[tuple[str, str], ...]
     """Where a duplicate stands, and where the first of its kind."""
     held_out: int
@@ -192,15 +190,12 @@ class Seen:
     def repeats(self) -> Repeats:
         """What repeats among all of them."""
         first_whole: dict[int, int] = {}
-        first_question: dict[int, int] = {}
         trained_whole: set[int] = set()
         trained_question: dict[int, int] = {}
-        duplicates, other_answers = [], 0
+        duplicates = []
         for number, (whole, question) in enumerate(zip(self._whole, self._question, strict=True)):
             if (first := first_whole.setdefault(whole, number)) != number:
                 duplicates.append((number, first))
-            elif first_question.setdefault(question, number) != number:
-                other_answers += 1
             if not self._held_out[number]:
                 trained_whole.add(whole)
                 trained_question.setdefault(question, number)
@@ -209,7 +204,6 @@ class Seen:
         as_they_are = sum(self._whole[number] in trained_whole for number in leaked)
         return Repeats(
             duplicates=len(duplicates),
-            same_question=other_answers,
             shown=self._told(duplicates),
             held_out=len(held_out),
             leaked=as_they_are,
