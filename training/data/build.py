@@ -19,7 +19,7 @@ from training.data import encode
 from training.data.answers import Rendered
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed
-from training.data.look.survey import survey
+from training.data.look.survey import quiet, survey
 from training.data.look.watch import DataStatistics
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
@@ -194,8 +194,6 @@ class Build:
             "marks": sorted(self.marks)[:MOST_MARKS],
             "longest_uncut": lengths.longest if lengths else 0,
             "template": template is not None,
-            "template_has_generation": template is not None and template.has_generation,
-            "prompt_says_more": template is not None and template.prompt_says_more,
             "end_of_turn": None if end is None else tokenizer.convert_ids_to_tokens(end),
             "end_of_turn_id": end,
             "end_of_turn_learned": self.teaches_end,
@@ -218,8 +216,8 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     fresh = half_made(entry)
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        data_survey = survey(source, _quiet)
-        Build(encoder, recipe, fresh, bad, DataStatistics(data_survey.records, 0, _quiet)).run(source, content)
+        data_survey = survey(source, quiet)
+        Build(encoder, recipe, fresh, bad, DataStatistics(data_survey.records, 0, quiet)).run(source, content)
         (fresh / LOOK).write_text(surveyed(data_survey, bad.skip).text() + "\n", encoding="utf-8")
         try:
             fresh.rename(entry)
@@ -229,10 +227,6 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return entry
-
-
-def _quiet(_what: str, _records: int) -> None:
-    """Nobody is waiting for word of progress."""
 
 
 def _whole(entry: Path, recipe: Recipe, bad: Bad) -> bool:

@@ -51,18 +51,18 @@ def _delimiter(file: Path, first: str) -> str:
 def _header(file: Path, reader: Iterator[list[str]]) -> list[str]:
     try:
         names = [name.strip() for name in next(reader, [])]
-    except csv.Error as error:
+        refuse_repeated(list(filter(None, names)))
+    except (csv.Error, BadRecord) as error:
         raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
         raise DataError(f"{file}: its header is {', '.join(names)}; spotune needs the columns of {known_shapes()}")
-    refuse_repeated(file, list(filter(None, names)))
     return names
 
 
-def refuse_repeated(file: Path, names: Sequence[str]) -> None:
-    """DataError where two columns have one name."""
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise DataError(f"{file}: it names the column {twice!r} twice")
+def refuse_repeated(names: Sequence[str]) -> None:
+    """BadRecord where two columns have one name."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadRecord(f"it names the column {twice!r} twice")
 
 
 def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] | BadRecord:

@@ -184,7 +184,6 @@ class Writer:
             batching=self.batching,
             efficiency=round(tokens / max(1, len(rows) * self.max_length), 4),
             longest=int(held.max(initial=0)),
-            length_histogram=_histogram(lengths),
             attention_span=round(attention_span(lengths, tokens), 3) if len(lengths) else 0.0,
             pairs=len(lengths) // 2 if self.pairs else 0,
             **facts,
@@ -214,8 +213,3 @@ def attention_span(lengths: Any, tokens: int | None = None) -> float:
     """How many tokens attention spans, seen from a token: sum(n * n) / sum(n) over all samples, of n tokens each; of
     samples that share some the `tokens` that there are."""
     return float((lengths**2).sum() / (lengths.sum() if tokens is None else tokens))
-
-
-def _histogram(lengths: Sequence[int] | Any) -> dict[str, int]:
-    limits = [1 << int(length).bit_length() for length in lengths]
-    return {str(limit): limits.count(limit) for limit in sorted(set(limits))}

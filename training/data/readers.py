@@ -287,12 +287,10 @@ def _columns(file: Path) -> Iterator[Raw]:
     row = 0
     try:
         for batch in _batches(file):
-            refuse_repeated(file, batch.schema.names)
+            refuse_repeated(batch.schema.names)
             for place in range(batch.num_rows):
                 row += 1
                 yield f"row {row}", _row(batch, place)
-    except DataError:
-        raise
     except (ArrowException, ValueError, KeyError, OSError) as error:
         kind = file.suffix[1:].capitalize()
         raise DataError(f"{file}: not readable as {kind} after row {row}: {str(error).splitlines()[0]}") from error

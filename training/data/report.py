@@ -30,11 +30,7 @@ class DataReport:
     """Tokens over rows times max_length; without packing, what padding every row to max_length would give."""
     longest: int
     """Tokens; of pairs that of a pair in its row."""
-    length_histogram: dict[str, int]
-    """Samples, after truncation, by the power of two they stay below: {"64": 3, "128": 10}."""
     template: bool
-    template_has_generation: bool
-    prompt_says_more: bool
     end_of_turn: str | None
     end_of_turn_id: int | None
     end_of_turn_learned: bool

@@ -61,12 +61,8 @@ class Reason:
     def sentence(self) -> str:
         if self.count == 1:
             return f"{self.places[0]}: {self.words}"
-        first = "" if self.alike else "the first "
-        return f"{many(self.count, 'record')}: {first}{self.words} ({_together(self.places)}{', ...' * self.has_more})"
-
-    @property
-    def has_more(self) -> bool:
-        return self.count > len(self.places)
+        first, more = "" if self.alike else "the first ", ", ..." if self.count > len(self.places) else ""
+        return f"{many(self.count, 'record')}: {first}{self.words} ({_together(self.places)}{more})"
 
 
 @dataclass

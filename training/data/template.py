@@ -30,8 +30,6 @@ class Template:
     """The special token behind what the assistant says; None where there is none."""
     has_generation: bool
     """It marks the assistant's words with {% generation %}, each turn once."""
-    prompt_says_more: bool
-    """What it asks an answer with is not what an answer is rendered behind (DeepSeek-R1 opens <think>)."""
     arguments_as_text: bool
     """It wants a tool call's arguments as JSON text, not as an object."""
     header: str
@@ -159,7 +157,6 @@ class ChatTemplate:
         return Template(
             end_of_turn=end,
             has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], (), self.args)[1]) == 1,
-            prompt_says_more=not exchange.startswith(question),
             arguments_as_text=self._wants_text(),
             header=question[before:begins],
             thought=self._name_of_thoughts(),

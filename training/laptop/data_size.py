@@ -21,6 +21,7 @@ from training.cost.shape import ModelShape
 from training.data.build import TRAIN, Build
 from training.data.encode import Encoder
 from training.data.hub import is_dataset_name
+from training.data.look.survey import quiet
 from training.data.look.take import load_tokenizer
 from training.data.look.watch import DataStatistics
 from training.data.prepared import pack
@@ -103,7 +104,7 @@ def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe,
     its = Bad(bad.skip, cure=bad.cure)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     with tempfile.TemporaryDirectory() as folder:
-        build = Build(encoder, recipe, Path(folder), its, DataStatistics(first, 0, _untold), most=first)
+        build = Build(encoder, recipe, Path(folder), its, DataStatistics(first, 0, quiet), most=first)
         try:
             report = build.run(source, content="")[TRAIN]
         except NothingLeftError:
@@ -131,10 +132,6 @@ def _estimated(sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad) -> Si
     work = Workload(max(1, round(share * rows)), round(share * tokens), max(lengths), span)
     how = "estimated: four bytes of text a token"
     return Size(work, len(lengths) - kept_out, "; ".join(filter(None, (how, bad.left_out))))
-
-
-def _untold(_doing: str, _done: int) -> None:
-    """Takes a moment: nobody is told how far it is."""
 
 
 def _texts(record: Record) -> Iterator[str]:

@@ -23,7 +23,7 @@ from training.data.hub import download, is_dataset_name
 from training.data.look.content import Look, look_from, remarks, surveyed
 from training.data.look.survey import FileSurvey, Tell, survey
 from training.data.look.take import look_into
-from training.data.look.watch import Bin, Lengths, Piece, ShownSample
+from training.data.look.watch import Lengths, Piece, ShownSample
 from training.data.readers import Source, can_check_here, ignored_files_note, paths_of
 from training.data.report import DataReport
 from training.data.sample import DataError
@@ -304,11 +304,12 @@ def _learned(look: Look, train: DataReport) -> Iterator[str]:
 def _histogram(lengths: Lengths) -> Iterator[list[str]]:
     most = max(one.samples for one in lengths.bins)
     for one in lengths.bins:
-        yield [f"{one.above + 1} to {one.most}", str(one.samples), _bar(one, most), str(one.cut or "")]
-
-
-def _bar(one: Bin, most: int) -> str:
-    return "#" * -(-BAR * one.samples // most)
+        yield [
+            f"{one.above + 1} to {one.most}",
+            str(one.samples),
+            "#" * -(-BAR * one.samples // most),
+            str(one.cut or ""),
+        ]
 
 
 def _title(sample: ShownSample) -> str:

@@ -152,7 +152,6 @@ def test_where_a_template_drops_earlier_thoughts_every_answer_is_learned_as_it_w
 def test_a_request_that_says_more_than_the_answer_shows_takes_nothing_off_it(tokenizer, answer):
     (sample,) = _encoded(tokenizer, {"prompt": "q", "completion": answer}, THINKING)
     assert _learned(tokenizer, sample) == f"{answer}<|im_end|>"
-    assert Encoder(tokenizer, 10, "assistant").template.prompt_says_more
 
 
 def test_a_token_that_reaches_over_the_beginning_of_an_answer_is_learned(tokenizer):

@@ -43,11 +43,9 @@ REPORT = {
     **{"records": 7, "samples": 8, "tokens": 130, "learned_tokens": 40, "rows": 3, "efficiency": 0.677, "empty": 1},
     "batching": "packed",
     "settings": {"train_on": "assistant", "template_args": {"enable_thinking": False}},
-    "length_histogram": {},
     "marks": (),
 }
-ENDS = {"template": True, "template_has_generation": False, "prompt_says_more": False, "end_of_turn_learned": True}
-TRAIN = DataReport(**{**REPORT, **ENDS, "end_of_turn": "<|im_end|>"})
+TRAIN = DataReport(**{**REPORT, "template": True, "end_of_turn_learned": True, "end_of_turn": "<|im_end|>"})
 LOOKED = Look(
     survey=Survey(FILES, 12, ()),
     bad=12,

@@ -138,6 +138,10 @@ def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], Non
     return FileSurvey(str(file), file.stat().st_size, dict(shapes), bad.count - before, trouble)
 
 
+def quiet(_what: str, _records: int) -> None:
+    """A Tell where nobody waits for word of progress."""
+
+
 def names_text(files: Mapping[str, Path | str]) -> str:
     """NAMES for the files of a run by their places there; no folder of the user's machine is in it."""
     own = {place.removeprefix("data/"): file.name for place, file in files.items() if isinstance(file, Path)}

@@ -16,6 +16,7 @@ from training.data.look.survey import TELL_EVERY, Tell
 from training.data.probe import words_of
 from training.data.sample import IGNORED, Sample
 from training.data.shapes import Record
+from training.data.template import special_tokens
 
 BELOW = 8
 """Bins up to max_length."""
@@ -126,7 +127,7 @@ class ShownSample:
 def pieces_of(tokenizer: Any, sample: Sample) -> tuple[Piece, ...]:
     """The sample's first `MOST_TOKENS` tokens as text, cut where their kind changes."""
     ids = [int(number) for number in sample.ids[:MOST_TOKENS]]
-    special = special_ids(tokenizer)
+    special = set(tokenizer.convert_tokens_to_ids(list(special_tokens(tokenizer))))
     learned = [place > 0 and label != IGNORED for place, label in enumerate(sample.labels[: len(ids)])]
     kinds = [(learned[place], number in special) for place, number in enumerate(ids)]
     pieces, start, before = [], 0, ""
@@ -138,12 +139,6 @@ def pieces_of(tokenizer: Any, sample: Sample) -> tuple[Piece, ...]:
         pieces.append(Piece(own, is_learned, is_special, stop - start))
         start, before = stop, text
     return tuple(pieces)
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    """Of all special tokens."""
-    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added | set(tokenizer.all_special_ids)
 
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -124,7 +124,7 @@ def test_what_was_trained_on_is_counted_and_nothing_is_said_where_that_is_not_kn
     for sample in (*given.samples[1:3], given.samples[1]):
         writer.add(sample)
     texts = dict.fromkeys(("content_hash", "shape", "end_of_turn"), "")
-    flags = dict.fromkeys(("template", "template_has_generation", "prompt_says_more", "end_of_turn_learned"), False)
+    flags = dict.fromkeys(("template", "end_of_turn_learned"), False)
     numbers = dict.fromkeys(("bad", "end_of_turn_id", "pad_id", "eos_id"), 0)
     writer.finish({**texts, **flags, **numbers, "settings": {}})
     assert learned_before(given, tmp_path / "train") == 2
