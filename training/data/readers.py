@@ -133,7 +133,7 @@ def _of_training(folder: Path) -> list[Path]:
     """The visible files of a folder: of save_to_disk those of the training split that its state counts, beside a
     README with configurations those to train on, else all. DataError where several could be meant."""
     if (folder / splits.OF_SPLITS).is_file():
-        names = _json_in(folder / splits.OF_SPLITS).get("splits", [])
+        names = [str(name) for name in _listed(folder / splits.OF_SPLITS, "splits")]
         training = splits.training_splits(names)
         if len(training) != 1:
             raise DataError(f"{folder}: its splits are {splits.some(names) or 'not named'}: name one, {folder}/SPLIT")
@@ -162,15 +162,16 @@ def _configs(readme: Path) -> Any:
 
 def _is_counted(file: Path) -> bool:
     """Whether a file of Arrow is data: datasets leaves old shards and its cached copies beside them."""
-    state = file.with_name(splits.STATE)
-    counted = [each["filename"] for each in _json_in(state).get("_data_files", [])] if state.is_file() else []
+    files = _listed(file.with_name(splits.STATE), "_data_files")
+    counted = [each.get("filename") for each in files if isinstance(each, dict)]
     return file.name in counted if counted else not file.name.startswith("cache-")
 
 
-def _json_in(file: Path) -> dict[str, Any]:
-    """The object in a file of save_to_disk; an empty one where it is none."""
-    value = json_value(file.read_bytes())
-    return value if isinstance(value, dict) else {}
+def _listed(file: Path, key: str) -> list[Any]:
+    """The list under a key of a file of save_to_disk; an empty one where there is none."""
+    value = json_value(file.read_bytes()) if file.is_file() else None
+    listed = value.get(key) if isinstance(value, dict) else None
+    return listed if isinstance(listed, list) else []
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -45,7 +45,7 @@ def chosen_files(
     visible = [name for name in names if not any(part[0] in "._" for part in name.split("/"))]
     try:
         parts, meant = _configured(visible, configs) if configs else _by_name(visible)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError("its README.md has configs that cannot be read") from error
     if not parts:
         raise DataError(f"no {kinds()} file to train on in it")
@@ -89,7 +89,7 @@ def _configured(names: Sequence[str], configs: Sequence[dict[str, Any]]) -> tupl
     meant: Parts = {}
     default = None
     for config in configs:
-        title = config.get("config_name", "default")
+        title = str(config.get("config_name", "default"))
         splits = {split: files for split, files in _splits(names, config).items() if files}
         parts |= {f"{title}:{split}": files for split, files in splits.items()}
         meant[title] = [f"{title}:{split}" for split in training_splits(splits)]

@@ -622,6 +622,7 @@ CONFIGS = {
     "unknown": ([OLD], "new", None),
     "no folders below": ([{"data_files": "*.parquet"}], "", None),
     "no configurations": ([{"data_files": 3}], "", None),
+    "no pattern": ([{"data_files": "data/**train"}], "", None),
 }
 
 

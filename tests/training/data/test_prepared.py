@@ -490,7 +490,7 @@ def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(ho
     assert "the hub asks for a token (401); HF_TOKEN is sent to huggingface.co alone" in said[6]
     assert said[7].endswith("'../../train.jsonl' is no name of a file inside its folder")
     assert "long:train, short:train" in said[8]
-    assert said[9:] == ["60", "1"], "one commit, and neither choice reads the other's files"
+    assert said[9:] == ["60", "1"]  # one commit, and neither choice reads the other's files
     fetched = [path for method, path, _ in hub.requests if method == "GET" and path.startswith("/datasets/acme/qa/")]
     assert len(fetched) == 1 and fetched[0].endswith("/qa/train-0.jsonl")
     assert len(list((tmp_path / "cache").glob(f"acme--qa*/{COMMIT}/qa/train-0.jsonl"))) == 1
