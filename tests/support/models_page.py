@@ -50,7 +50,8 @@ added only after `fab up` and the base deploy. `fab data` needs no counting.
 `fab train --model ./my-model --data FILE` derives the recipe from the folder's config.json, and shows it. With
 `--here`, the folder is read directly. For the nodes, also add it to `[models] names` (`names = ["./my-model"]`): the
 base deploy sends it to the first node, skipping files that are already there, and copies it to the others. The folder
-is never changed.
+is never changed. Only weights, configuration, tokenizer and chat templates are read and hashed; the licence goes with
+them, and other files in the folder do not matter.
 
 Before anything starts, transformers' own loader compares the headers of the weight files with config.json, without
 reading values. The ranks, `fab generate`, `fab evaluate` and `fab merge` compare again. Refused, each with a
