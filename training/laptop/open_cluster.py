@@ -197,7 +197,10 @@ _BUILT_FOR = re.compile(r"^cuda\b[^=\n]*= '", re.MULTILINE)
 
 
 def launch_here(run_dir: Path, module: str, path: str, home: Path) -> Launch:
-    """How the ranks of a run are started: on GPUs, of which NCCL wants one a rank, else two on the CPU."""
+    """How the ranks of a run are started: on GPUs, of which NCCL wants one a rank, else two on the CPU. Raises
+    LaunchError where this machine cannot run any."""
+    if sys.platform != "linux":
+        raise LaunchError(f"--here: training needs Linux, and this is {sys.platform}; on Windows it works in WSL 2")
     gpus = here_gpus()
     env = here_env(str(run_dir), str(Path(sys.executable).parent), path, bool(gpus), str(home))
     env |= {VISIBLE: ",".join(gpus[:HERE_RANKS])} if gpus and VISIBLE in os.environ else {}

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shlex
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from inventory.node_program import Program, ProgramError
@@ -21,6 +23,7 @@ from training.laptop.head_node import ANSWER_S, Head, HeadError, within
 from training.run.folder import CLAIM, PREPARING, STATUS, is_run_id, new_run_id
 from training.run.launch import LaunchError
 
+HOLD = Path(__file__).parents[1] / "node" / "hold_lock.py"
 BEAT_S = 15.0
 SILENCE_S = 90
 """A start that the head has heard nothing of for so long is over: its laptop sleeps, or has lost its network."""
@@ -77,7 +80,7 @@ def hold_start_lock(head: Head) -> Iterator[StartLock]:
     """Inside, nobody else starts anything on the head. Raises LaunchError where somebody is about to."""
     head.make_runs()
     over = threading.Event()
-    with head.talk(hold_command(str(head.runs))) as talk:
+    with head.talk(f"exec {hold_command(head, SILENCE_S)}") as talk:
         mine = StartLock(head, talk)
         try:
             if not mine.first_answer():
@@ -91,20 +94,18 @@ def hold_start_lock(head: Head) -> Iterator[StartLock]:
             over.set()
 
 
-def hold_command(runs: str) -> str:
-    """A shell command that takes the turn and keeps it while it hears a line now and then."""
-    program = (
-        f"flock -w {LOCK_WAIT_S} 9 || {{ echo '{{\"held\": false}}'; exit 0; }}; echo '{{\"held\": true}}'; "
-        f'while read -r -t {SILENCE_S} line; do [ "$line" != \'"still"\' ] || echo \'{{"held": true}}\'; done; exit 0'
-    )
-    return f"exec bash -c {shlex.quote(program)} 9<{shlex.quote(runs)}"
+def hold_command(head: Head, silence_s: float) -> str:
+    """A shell command that takes the turn, and keeps it while it hears a line now and then."""
+    python = sys.executable if head.here else "python3"  # by its own lock: not every laptop has flock(1)
+    argv = [python, "-I", "-c", HOLD.read_text(encoding="utf-8"), head.runs, LOCK_WAIT_S, silence_s]
+    return shlex.join(map(str, argv))
 
 
 def under_way(head: Head) -> str:
     """The run that is being prepared or started there, `a run` where it has no id yet; empty where none is."""
     runs = shlex.quote(str(head.runs))
     answer = head.shell(
-        f"[ -d {runs} ] || exit 0; exec 9<{runs}; flock -n -s 9 && exit 0; "
+        f"[ -d {runs} ] || exit 0; case $({hold_command(head, 0)} </dev/null) in *false*) ;; *) exit 0 ;; esac; "
         f"echo held; cd {runs} && ls -d */{PREPARING} 2>/dev/null; true"
     ).splitlines()
     if not answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from training.data.sample import Bad, DataError
 from training.laptop import attach, base_model, head_node, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
-from training.laptop.open_cluster import Session
+from training.laptop.open_cluster import Session, launch_here
 from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
 from training.node.prepare import raw_data
@@ -336,6 +337,24 @@ def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
         other.kill()
     with starting.hold_start_lock(HereHead(tmp_path)) as mine:
         mine.confirm()
+
+
+def test_the_turn_needs_no_program_but_a_shell(tmp_path: Path, monkeypatch):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sh").symlink_to(str(shutil.which("sh")))
+    head = HereHead(tmp_path)
+    monkeypatch.setenv("PATH", str(tools))
+    assert starting.under_way(head) == ""
+    with starting.hold_start_lock(head) as mine:
+        mine.confirm()
+        assert starting.under_way(head) == "a run"
+
+
+def test_no_ranks_are_started_on_another_system_than_linux(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(LaunchError):
+        launch_here(tmp_path, "training.node.finetune", "/usr/bin", tmp_path)
 
 
 def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, node, monkeypatch):
