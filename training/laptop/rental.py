@@ -19,9 +19,19 @@ from training.laptop.open_cluster import Session
 from training.run.notices import FOLDER, RELEASE, release_text
 
 _MODEL = "'[/]data/models/'"
-USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
-"""Prints who is logged in on a node and which programs have a base model loaded, those apart that are just ending; its
-own words do not match."""
+_SESSIONS = """ps -eo pid=,ppid=,cgroup:200=,comm= | awk -v own=$$ '
+    { pid = $1; parent[pid] = $2; group[pid] = $3; $1 = $2 = $3 = ""; name[pid] = substr($0, 4) }
+    END {
+        for (pid = own; pid > 1; pid = parent[pid]) mine[pid] = 1
+        for (pid in name) {
+            left = group[pid] ~ /session-[^\\/]*\\.scope/ && group[pid] != group[own]
+            if (!mine[pid] && name[pid] !~ /^sshd/ && (name[parent[pid]] ~ /^sshd/ || left))
+                print name[pid] " (" pid ") was started over ssh"
+        }
+    }'"""
+USERS = f"{_SESSIONS}; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
+"""Prints what runs on a node for somebody who came by ssh, with or without a terminal, also what was left there by tmux
+or nohup; and which programs have a base model loaded, those apart that are just ending. Its own words do not match."""
 
 
 def print_other_billing(cluster: Session) -> None:

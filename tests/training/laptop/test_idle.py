@@ -1,6 +1,7 @@
 """`hours_idle`: machines that nothing uses go sooner, and as planned once something does again. And what is said where
 a run goes on that nobody follows."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -157,7 +158,7 @@ def test_without_hours_idle_nothing_moves_and_nothing_is_said(opened, capsys):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("anna is logged in\n", "te2: anna is logged in"),
+        ("vim (7) was started over ssh\n", "te2: vim (7) was started over ssh"),
         ("4711 python -m serve --model /data/models/tiny\n", "te2: 4711 python -m serve --model /data/models/tiny"),
         (OSError("timed out"), "te2: is not known (timed out)"),
     ],
@@ -179,6 +180,40 @@ def test_a_program_with_a_model_is_found_on_a_node_and_the_question_itself_is_no
         program.stdin.close()
     assert f"{program.pid} {' '.join(argv)}" in found and "pgrep" not in found
     assert "of-this-test" not in head.shell(rental.USERS)
+
+
+SESSION = "0::/user.slice/user-0.slice/session-{}.scope"
+IDLE = [
+    (1, 0, "0::/init.scope", "systemd"),
+    (500, 1, "0::/system.slice/ssh.service", "sshd"),
+    (600, 1, "0::/system.slice/spotune-spot-watch.service", "python3"),
+    (700, 500, SESSION.format(1), "sshd-session"),  # a connection on which nothing runs
+    (701, 1, "0::/user.slice/user-0.slice/user@0.service/init.scope", "(sd-pam)"),
+    (800, 500, SESSION.format(2), "sshd"),
+    (801, 800, SESSION.format(2), "sudo"),
+]
+"""Of a node on which only the question itself runs, behind the last of them: pid, parent, cgroup, name."""
+
+
+@pytest.mark.parametrize(
+    ("process", "found"),
+    [
+        (None, False),
+        ((900, 700, SESSION.format(1), "code-server"), True),
+        ((900, 700, SESSION.format(1), "sftp-server"), True),
+        ((900, 1, SESSION.format(3), "tmux: server"), True),
+        ((900, 600, "0::/system.slice/spotune-spot-watch.service", "curl"), False),
+    ],
+)
+def test_who_came_by_ssh_is_found_by_its_processes(tmp_path, monkeypatch, process, found):
+    ps = tmp_path / "ps"
+    rows = [*IDLE, *([process] if process else [])]
+    table = "".join(f"{pid:7} {parent:7} {group:60} {name}\n" for pid, parent, group, name in rows)
+    ps.write_text(f"#!/bin/sh\necho \"$PPID 801 {SESSION.format(2)} sh\"\ncat <<'EOF'\n{table}EOF\n")
+    ps.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    answer = HereHead(tmp_path).shell(rental.USERS)
+    assert answer.count("over ssh") == found and (not found or "900" in answer)
 
 
 def test_a_run_that_goes_on_or_is_being_started_keeps_the_machines(opened, capsys, monkeypatch):
