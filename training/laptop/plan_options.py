@@ -19,7 +19,7 @@ from training.laptop.models.wanted import folder_faults
 from training.models.folder import FOLDER, own_name
 from training.models.names import has_recipe, typed
 from training.plan.machines import PlannedMachines, with_network
-from training.plan.notes import SETTING
+from training.plan.notes import SETTING, mixture_notes
 from training.plan.options import Choice, Search, choose, in_four_bits
 from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
 from training.text.counts import many
@@ -102,6 +102,7 @@ def plan_question(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQue
     at = with_network(machines(settings, planned_fleet, as_it_is, measured, shlex.quote(typed(recipe))))
     faults = folder_faults(settings.models.names, sent_before=planned_fleet.head is not None)
     notes = (*planned_fleet.notes, *measured.notes, *data_size.too_small(settings, recipe, shape), *faults)
+    notes += mixture_notes(shape)
     question = PlanQuestion(wish, recipe, shape, planned_fleet, at, size, notes)
     if old := next(filter(too_old, question.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")

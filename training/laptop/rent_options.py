@@ -26,6 +26,7 @@ from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import PlanWish, subject
 from training.models.names import typed
 from training.plan.frontier import Offered, RentOption, has_rows, rows, ways
+from training.plan.notes import mixture_notes
 from training.plan.options import AS_FAST, Search, in_four_bits
 from training.recipe.recipe import Recipe
 from training.run.launch import LaunchError
@@ -88,7 +89,7 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
     known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
     offers: tuple[OnOffer, ...] = ()
-    notes = known.notes
+    notes = (*mixture_notes(shape), *known.notes)
     if settings.is_listed:
         offered = list(_listed(settings, wish, known, shlex.quote(typed(recipe))))
         notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)

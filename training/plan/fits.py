@@ -13,7 +13,7 @@ from training.cost.strategies import cost_of
 from training.plan.calibration import Correction
 from training.plan.facts import Facts
 from training.plan.machines import SYSTEM, TIGHT, RankCard
-from training.plan.notes import SETTING, Rounded
+from training.plan.notes import MIXTURES, SETTING, Rounded
 from training.recipe.model_types import CURE, mixing, never_trained, types_of
 from training.recipe.recipe import Recipe
 from training.text.counts import many, plain, size_text
@@ -183,6 +183,8 @@ def duration(it: Situation) -> Check:
         unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:{'.1f' if pace.step_s >= 0.05 else '.1g'}} s a step"
+    if it.facts.shape.mixture and not it.correction:
+        return Check("time", "warning", value, MIXTURES, estimated=True)
     faster = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
         lighter = faster or cost_of(it.recipe).LIGHTER

@@ -1,16 +1,26 @@
-"""What four bits a weight would win where 16 fit: said, never taken, for they round what is learned beside. Pure."""
+"""What stands beside a plan: that mixtures of experts are slower than it says; and what four bits a weight would win
+where 16 fit: said, never taken, for they round what is learned beside. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.cost.shape import ModelShape
 from training.plan.options import Option, Search, choose, rounded
 
+MIXTURES = "a mixture of experts: published runs took 4 to 8 times as long as such a plan says, and cost as much more"
+"""Tokens/s planned and published: Qwen3-30B-A3B on 4 x 5090 18,654 and 2,400, gpt-oss-20b 21,221 and 3,800, Gemma 4
+26B-A4B 7,639 and 1,940."""
 SETTING = "base_precision=nf4"
 """As `--set` takes it."""
 FOUR_BITS_WORTH = 2.0
 """Times as fast as in 16 bits from which it is said: it costs exactness, and no card was ever timed with it. Where the
 layers fit whole or in stages it wins less (docs/map.md); where they have to be gathered, up to 20 times."""
+
+
+def mixture_notes(shape: ModelShape) -> tuple[str, ...]:
+    """What is said beside each plan of this model."""
+    return (MIXTURES,) if shape.mixture else ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from training.laptop.start_run import BUILT_IN, resolve_recipe
 from training.models import tiny
 from training.models.names import load_recipe, recipe_names
 from training.plan import calibration
+from training.plan.notes import MIXTURES
 from training.recipe.model_types import once_a_sample
 from training.run.launch import LaunchError
 
@@ -652,6 +653,11 @@ def test_a_card_without_bfloat16_is_said_to_want_another_number_type(place):
         in fab(place, *words).stdout
     )
     assert "no bfloat16" not in fab(place, *words, "--set", "dtype=float16").stdout
+
+
+def test_beside_a_plan_for_a_mixture_stands_that_it_is_slower_than_planned(place):
+    done = fab(place, "--model", "qwen3-30b-a3b", "--card", "A10", "--nodes", "4", "--json")
+    assert MIXTURES in json.loads(done.stdout)["notes"]
 
 
 def test_json_says_the_same_and_what_is_not_known_is_null(place):

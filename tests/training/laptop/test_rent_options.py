@@ -26,6 +26,7 @@ from training.laptop import rent_options, rent_view
 from training.laptop.plan_options import PlanWish
 from training.models.names import load_recipe
 from training.plan.calibration import measured_text
+from training.plan.notes import MIXTURES
 from training.run.folder import MEASURED
 from training.run.launch import LaunchError
 from training.text.counts import HOUR, bare
@@ -258,6 +259,11 @@ def test_each_type_is_asked_for_once_and_only_what_is_needed(cloud, monkeypatch)
     calls.clear()
     looked(spot="off")
     assert "spot_market" not in calls
+
+
+@pytest.mark.parametrize(("recipe", "said"), [("qwen3-30b-a3b", True), ("qwen2.5-14b", False)])
+def test_beside_machines_for_a_mixture_stands_that_it_is_slower_than_planned(cloud, recipe, said):
+    assert (MIXTURES in looked(load_recipe(recipe)).notes) is said
 
 
 def test_it_needs_no_five_seconds_of_its_own(cloud):

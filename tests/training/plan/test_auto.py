@@ -20,6 +20,7 @@ from training.laptop.resume_run import SettingChange, changed_recipe
 from training.models.names import load_recipe, recipe_names
 from training.plan.facts import Card
 from training.plan.machines import PlannedMachines, Workload, room
+from training.plan.notes import MIXTURES
 from training.plan.predict import decided_again, layout_keys, make_plan
 from training.recipe.reading import read_recipe, with_changes
 from training.recipe.recipe import LEFT_TO_THE_PLAN, RecipeError
@@ -83,6 +84,8 @@ def test_experts_are_not_gathered_over_ethernet_where_stages_hold_them():
     ethernet = replace(facts(), shape=known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507"), bytes_per_s=1.7e9)
     plan = make_plan(load_recipe("qwen3-30b-a3b"), ethernet)
     assert (plan.recipe.strategy, plan.errors, sum(plan.recipe.pipeline.layers)) == ("pipeline", [], 48)
+    (time,) = [check for check in plan.checks if check.name == "time"]
+    assert (time.severity, time.cure) == ("warning", MIXTURES)
     divided = make_plan(load_recipe("qwen3-30b-a3b", SAID), ethernet)
     assert divided.predicted["step_s"] > 20 * plan.predicted["step_s"]
 
