@@ -95,6 +95,7 @@ class Session:
             profile=self.profile,
             command=shlex.join(["fab", *sys.argv[1:]]),
             language=language_here(self.settings),
+            cluster=self.settings.name if self.settings else "",
         )
 
     def _launch_on_nodes(self, run_dir: Path, module: str) -> Launch:

@@ -96,6 +96,8 @@ class Launch:
     """What was typed to start it."""
     language: str = "en"
     """Of its report."""
+    cluster: str = ""
+    """The name of the cluster; empty: this machine."""
 
     @property
     def world_size(self) -> int:

@@ -62,12 +62,15 @@ def test_runs_of_both_places_are_one_list_with_the_newest_first(places):
 
 def test_a_row_says_how_far_how_large_and_what_it_cost(places):
     home, there = places
-    (make_run(there, NEW, steps=(2, 4)) / "big").write_bytes(os.urandom(3 << 20))
+    run = make_run(there, NEW, steps=(2, 4))
+    (run / "big").write_bytes(os.urandom(3 << 20))
+    (run / "launch.json").write_text(json.dumps({"run_id": NEW, "cluster": "demo", "hosts": []}, indent=1))
     (line,) = listing.lines(rows_of(home, there))
     told = dict(zip(listing.HEADER, line, strict=True))
     assert (told["model"], told["state"], told["step"], told["cost"]) == ("tiny", "finished", "6/8", "3.00 CNY")
     assert (told["laptop"], told["head"], told["fetched"]) == ("-", "3.0 MiB", "no")
     (values,) = map(listing.values, rows_of(home, there))
+    assert values["cluster"] == "demo"
     assert (values["cost"], values["currency"], values["head_steps"], values["laptop_bytes"]) == (
         3.0,
         "CNY",

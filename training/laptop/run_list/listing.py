@@ -17,7 +17,7 @@ from training.laptop.follow import RunLook
 from training.laptop.head_node import Head, HereHead
 from training.laptop.open_cluster import open_cluster
 from training.run.checkpoint_files import wanted_step
-from training.run.folder import CHECKPOINTS, CLAIM, begun, checkpoint_steps, recipe_of, was_made_in
+from training.run.folder import CHECKPOINTS, CLAIM, LAUNCH, begun, checkpoint_steps, recipe_of, was_made_in
 from training.run.history import STARTS
 from training.text.counts import NONE, size
 from training.text.files import BEST, figure_in
@@ -132,6 +132,7 @@ def values(row: RunRow) -> dict[str, Any]:
     last: Mapping[str, Any] = look.metrics[-1] if look.metrics else {}
     return {
         "run": row.run_id,
+        "cluster": row.newest.cluster,
         "model": recipe_of(row.run_id),
         "state": row.state,
         "step": last.get("step"),
@@ -172,6 +173,8 @@ class Copy:
     """Whether what it learned can be loaded from its folder's `adapter` or `model`."""
     base_model: str = ""
     """As its recipe names it; empty where nothing says so."""
+    cluster: str = ""
+    """On which it was started; empty for this machine, and where nothing says so."""
 
 
 def on_head(head: Head) -> dict[str, Copy]:
@@ -203,6 +206,7 @@ def _details_command(folder: str) -> str:
         f'"$(sed -n \'1s/.*"at": *\\([0-9.]*\\).*/\\1/p\' "$r/{STARTS}" 2>/dev/null)"',
         '"$([ -e "$r/adapter" ] || [ -e "$r/model" ] && echo there)"',
         '"$(grep -m 1 "^base_model = " "$r/recipe.toml" 2>/dev/null)"',
+        f'"$(sed -n \'s/.*"cluster": *"\\([a-z0-9-]*\\)".*/\\1/p\' "$r/{LAUNCH}" 2>/dev/null)"',
     )
     line = f"printf '{PART_OCTAL.join(['%s'] * len(parts))}\\035' {' '.join(parts)}"
     return (
@@ -221,13 +225,13 @@ def _copies(looks: Mapping[str, RunLook], details: str, here: frozenset[str] = f
     copies = {}
     for text in details.split(END):
         run_id, *rest = text.split(PART)
-        if run_id in looks and len(rest) == 7:
-            kib, claim, names, best, first, laid, base = rest
+        if run_id in looks and len(rest) == 8:
+            kib, claim, names, best, first, laid, base, cluster = rest
             steps = tuple(checkpoint_steps(names.split()))
             wanted = wanted_step(names.split(), best)
             size_bytes = int(figure_in(kib)) * 1024
             copies[run_id] = Copy(
                 *(looks[run_id], size_bytes, claim.strip(), steps, wanted, figure_in(first), run_id in here),
-                *(bool(laid), _base_model(base)),
+                *(bool(laid), _base_model(base), cluster.strip()),
             )
     return copies
