@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -181,8 +181,10 @@ def token_ends(lora: Lora, tied: bool) -> list[str]:
     return [end for end in ENDS[: 1 if tied else 2] if lora.trainable_tokens and end not in otherwise]
 
 
-def _named(path: str, names: tuple[str, ...] | str) -> bool:
-    return any(path == name or path.endswith(f".{name}") for name in names)
+def _named(path: str, names: Sequence[str]) -> bool:
+    """Whether a module of a layer is one of these, or a part of one. A name of one layer's counts in all."""
+    within = [re.sub(r"^(.*\.)?layers\.\d+\.", "", name) for name in names]
+    return any(f".{name}." in f".{path}." for name in within)
 
 
 @dataclass(frozen=True)

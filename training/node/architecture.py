@@ -125,17 +125,32 @@ def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if id(module) in inside}
 
 
-def in_text(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Names of modules as PEFT takes them, each whole where its last part would mean modules beside the text part."""
-    paths = [name for name, _ in model.named_modules()]
-    mine = text_modules(model)
+def matching(model: PreTrainedModel, names: Sequence[str]) -> dict[str, list[str]]:
+    """The paths of the modules that each name means: those of the text part that it is the end of, or the whole of."""
+    paths = text_modules(model)
+    return {name: [path for path in paths if f".{path}".endswith(f".{name}")] for name in names}
 
-    def meant(name: str) -> list[str]:
-        matches = [path for path in paths if f".{path}".endswith(f".{name}")]
-        within = [path for path in matches if path in mine]
-        return [name] if len(within) == len(matches) else within
 
-    return [path for name in names for path in meant(name)]
+def as_peft_matches(model: PreTrainedModel, matched: Mapping[str, list[str]], ahead: str) -> list[str]:
+    """Names that mean these modules to PEFT: whole paths in place of a name by which it would take others too. PEFT
+    compares the ends of paths, with `ahead` before the name."""
+    every = [f".{path}" for path, _ in model.named_modules()]
+    names = []
+    for name, paths in matched.items():
+        taken = sum(path.endswith(f"{ahead}{name}") for path in every)
+        names += [name] if taken == len(paths) else paths
+    return names
+
+
+def can_be_adapted(module: nn.Module) -> bool:
+    """Whether PEFT has a LoRA for modules of this kind."""
+    return isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d)
+
+
+def can_be_saved(module: nn.Module) -> bool:
+    """Whether it can be trained whole beside others: it has parameters, and does not hold the layers."""
+    holds_layers = any(isinstance(part, nn.ModuleList) for part in (module, getattr(module, "layers", None)))
+    return not holds_layers and next(module.parameters(), None) is not None
 
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:

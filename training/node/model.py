@@ -219,17 +219,11 @@ def attention_of(batching: str, config: PretrainedConfig) -> str:
 def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraConfig:
     """PEFT's configuration; RecipeError where the recipe names what the model does not have."""
     lora = recipe.lora
-    modules = architecture.text_modules(base)
-    names = {name.rsplit(".", 1)[-1] for name in modules}
-    wanted = {"lora.modules_to_save": lora.modules_to_save}
-    if not isinstance(lora.targets, str):
-        wanted["lora.targets"] = lora.targets
-    for key, module_names in wanted.items():
-        if missing := [name for name in module_names if name.rsplit(".", 1)[-1] not in names]:
-            linear = sorted(n.rsplit(".", 1)[-1] for n, m in modules.items() if isinstance(m, nn.Linear))
-            known = ", ".join(dict.fromkeys(linear))
-            raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")
-    if recipe.base_precision == NF4 and (frozen := _linear_layers(base, lora.modules_to_save)):
+    saved = _matched("lora.modules_to_save", lora.modules_to_save, architecture.can_be_saved, base, model_dir)
+    head = base.get_output_embeddings()
+    linear = {path for path, m in base.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    frozen = [name for name, paths in saved.items() if any(_lies_in(path, paths) for path in linear)]
+    if recipe.base_precision == NF4 and frozen:
         raise RecipeError(
             f"lora.modules_to_save: {', '.join(frozen)}: what base_precision {NF4} keeps in four bits cannot be "
             "trained whole; name them in lora.targets instead, or take base_precision=dtype"
@@ -243,7 +237,7 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
     if lora.experts and not experts:
         raise RecipeError(f"lora.experts: {model_dir.name} has no experts; leave it out")
     sent_to = active_experts(base.config.get_text_config()) if experts else 1
-    named, by_weight = as_peft_takes_them(base, _targets(lora, base, model_dir))
+    named, by_weight = as_peft_takes_them(base, _targets(lora, saved, base, model_dir))
     config = LoraConfig(
         **architecture.loaded_by_peft(base),
         r=lora.rank,
@@ -254,14 +248,31 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         target_modules=named,
         target_parameters=[*by_weight, *experts] or None,
         rank_pattern={name.replace(".", r"\."): lora.rank_of_experts(sent_to) for name in experts},
-        modules_to_save=architecture.in_text(base, lora.modules_to_save) or None,
+        modules_to_save=architecture.as_peft_matches(base, saved, "") or None,
         trainable_token_indices=_token_indices(base, lora, model_dir),
     )
     return in_modules(config)
 
 
-def _targets(lora: Lora, base: PreTrainedModel, model_dir: Path) -> list[str]:
-    """The names of the modules to adapt. RecipeError for a router that PEFT takes for one, and all experts with it."""
+def _matched(
+    key: str, names: Sequence[str], fits: Callable[[nn.Module], bool], base: PreTrainedModel, model_dir: Path
+) -> dict[str, list[str]]:
+    """The paths of the modules that each name means. RecipeError for a name that means none, or another kind."""
+    modules, matched = architecture.text_modules(base), architecture.matching(base, names)
+    if missing := [name for name, paths in matched.items() if not paths]:
+        linear = sorted(path.rpartition(".")[2] for path, module in modules.items() if isinstance(module, nn.Linear))
+        known = ", ".join(dict.fromkeys(linear))
+        raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")
+    for name, paths in matched.items():
+        if other := [modules[path] for path in paths if not fits(modules[path])]:
+            kind = type(other[0]).__name__
+            raise RecipeError(f"{key}: {model_dir.name} has a {kind} of the name {name}, which it does not take")
+    return matched
+
+
+def _targets(lora: Lora, saved: Mapping[str, list[str]], base: PreTrainedModel, model_dir: Path) -> list[str]:
+    """The names of the modules to adapt. RecipeError for a router that PEFT takes for one, and all experts with it, and
+    for what lies in modules that are trained whole (`saved`)."""
     if lora.targets == "all-linear":
         return architecture.adapted(base)
     names = list(lora.targets)
@@ -271,16 +282,16 @@ def _targets(lora: Lora, base: PreTrainedModel, model_dir: Path) -> list[str]:
             f"lora.targets: {', '.join(taken)}: in {model_dir.name}, a mixture of experts, that is the router; "
             "leave it out"
         )
-    return architecture.in_text(base, names)
+    matched = _matched("lora.targets", names, architecture.can_be_adapted, base, model_dir)
+    whole = [path for paths in saved.values() for path in paths]
+    if twice := [name for name, paths in matched.items() if all(_lies_in(path, whole) for path in paths)]:
+        raise RecipeError(f"lora.targets: lora.modules_to_save trains {', '.join(twice)} whole; name them in one")
+    return architecture.as_peft_matches(base, matched, ".")
 
 
-def _linear_layers(base: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Which of these modules are linear layers, or hold some, apart from the head."""
-    head = base.get_output_embeddings()
-    inner = {
-        path: any(isinstance(m, nn.Linear) and m is not head for m in at.modules()) for path, at in base.named_modules()
-    }
-    return [name for name in names if any(inner[path] for path in inner if f".{path}".endswith(f".{name}"))]
+def _lies_in(path: str, modules: Sequence[str]) -> bool:
+    """Whether a module is one of these, or a part of one."""
+    return any(f"{path}.".startswith(f"{module}.") for module in modules)
 
 
 def _token_indices(base: PreTrainedModel, lora: Lora, model_dir: Path) -> list[int] | dict[str, list[int]] | None:

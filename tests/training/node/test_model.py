@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +188,37 @@ def test_a_target_a_saved_module_or_a_token_the_model_lacks_is_named_with_what_i
         _loaded(folder, lora__modules_to_save='["head"]')
     with pytest.raises(RecipeError, match=r"lora.trainable_tokens: tiny has no token <\|im_stop\|>"):
         _loaded(folder, lora__trainable_tokens='["<|im_end|>", "<|im_stop|>"]')
+
+
+@pytest.mark.parametrize(
+    ("targets", "saved", "key"),
+    [
+        (["layers.0.self_attn.q_proj", "layers.9.self_attn.q_proj"], [], "targets"),
+        (["self_atn.q_proj", "v_proj"], [], "targets"),
+        (["mlp", "v_proj"], [], "targets"),
+        (["input_layernorm", "v_proj"], [], "targets"),
+        (["layers"], [], "targets"),
+        (["v_proj", "q_proj"], ["self_attn"], "targets"),
+        (["v_proj"], ["layers.9.mlp.gate_proj"], "modules_to_save"),
+        (["v_proj"], ["layers"], "modules_to_save"),
+        (["v_proj"], ["act_fn"], "modules_to_save"),
+    ],
+)
+def test_a_name_of_no_module_or_of_one_that_cannot_be_trained_so_is_refused_by_its_key(folder, targets, saved, key):
+    settings = {"lora.targets": json.dumps(targets), "lora.modules_to_save": json.dumps(saved)}
+    with pytest.raises(RecipeError, match=rf"^lora\.{key}: "):
+        model.whole_model(load_recipe("tiny", settings), folder)
+
+
+def test_a_path_means_the_modules_that_end_so_and_the_plan_counts_no_fewer(folder):
+    targets, saved = ["layers.1.self_attn.q_proj", "v_proj"], ["norm", "layers.2.mlp.gate_proj"]
+    recipe = load_recipe("tiny", {"lora.targets": json.dumps(targets), "lora.modules_to_save": json.dumps(saved)})
+    whole = model.whole_model(recipe, folder)
+    trained = {re.sub(r"(\.lora_.)?\.weight$", "", name) for name in whole.shapes}
+    values = {f"layers.{number}.self_attn.v_proj" for number in range(4)}
+    assert trained == {f"base_model.model.model.{path}" for path in values | {targets[0], *saved}}
+    config = json.loads((folder / "config.json").read_text())
+    assert model_shape(config).facts(recipe).trainable + 128 >= whole.facts.trainable, "but for the norm"
 
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
