@@ -7,7 +7,8 @@ template drops, and what of the template's own text belongs to an answer. A reco
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +63,20 @@ class Answers:
     def of(self, record: Record) -> list[Rendered]:
         """The texts to learn from: one, or one more for each answer that is rendered differently once others follow
         (Qwen3 then drops its thoughts). BadRecord names what the template drops."""
-        try:
+        with self._as_bad_record():
             return self._of(record)
+
+    def prompt(self, record: Record) -> str:
+        """What asks for an answer to the record's turns. BadRecord names what the template drops."""
+        with self._as_bad_record():
+            text = self.chat.text(self.chat.taken(record.turns), record.tools, prompt=True)
+            _refuse_dropped(_words(record, _told(record)), text)
+            return text
+
+    @contextmanager
+    def _as_bad_record(self) -> Iterator[None]:
+        try:
+            yield
         except BadRecord as error:
             if not self.chat.args:
                 raise
@@ -199,8 +212,8 @@ def _refuse_dropped(words: Iterable[tuple[int, str, str]], text: str) -> None:
     for turn, what, word in words:
         if not probe.shows(text, word):
             raise BadRecord(
-                f"the model's chat template leaves out {f'{what} of turn {turn}' if turn else 'the tools'}, so it "
-                "cannot be learned; take it out, or take a model whose template shows it"
+                f"the model's chat template leaves out {f'{what} of turn {turn}' if turn else 'the tools'}; take "
+                "it out, or take a model whose template shows it"
             )
 
 

@@ -23,6 +23,9 @@ from training.data.shapes import Record, speaks
 from training.data.template import ChatTemplate, Span, special_tokens
 from training.data.turns import Turn
 
+NO_TEMPLATE = (
+    "the base model has no chat template; put a chat_template.jinja into its folder, or use an instruction-tuned model"
+)
 MOST_KEPT = 64
 """Sets of template arguments under which the template's habits are remembered."""
 
@@ -57,13 +60,19 @@ class Encoder:
         if self.template and record.turns:
             return self._answers_of(record).of(self._ended_once(record))
         if record.turns and not record.completion:
-            raise DataError(
-                "the base model has no chat template; put a chat_template.jinja into its folder, or use an "
-                "instruction-tuned model"
-            )
+            raise DataError(NO_TEMPLATE)
         text = record.prompt + record.completion
         start = 0 if self.train_on == "all" else len(record.prompt)
         return [Rendered(text, ((start, len(text)),), plain=True)]
+
+    def prompt(self, question: Record) -> list[int]:
+        """The tokens up to where an answer begins, as in the sample of an answered record. Raises BadRecord."""
+        if not self.template and not question.prompt:
+            raise DataError(NO_TEMPLATE)
+        ended = self._ended_once(question)
+        text = self._answers_of(question).prompt(ended) if self.template else question.prompt
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids if self.template or ids[:1] == self._begin else [*self._begin, *ids]
 
     def marks(self, record: Record) -> set[str]:
         """The special tokens that stand in the words of a record, and stay: an end behind an answer is written once,

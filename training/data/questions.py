@@ -9,10 +9,11 @@ from typing import Any
 
 from training.data.readers import raw
 from training.data.sample import BadRecord
-from training.data.turns import turns_of
+from training.data.shapes import question_of
 from training.text.problems import AdapterError
 
-Messages = list[dict[str, str]]
+Question = dict[str, Any]
+"""A record without its last answer, as JSON: what `question_of` takes."""
 EXAMPLE = '{"prompt": "..."}'
 
 
@@ -40,36 +41,32 @@ class Sampling:
         return flags + ([f"--top-p={self.top_p}"] if self.top_p is not None else [])
 
 
-def from_prompts(prompts: Sequence[str]) -> list[Messages]:
-    """One conversation a prompt."""
+def from_prompts(prompts: Sequence[str], key: str = "prompt") -> list[Question]:
+    """One question a prompt; with `key` "instruction" as records of that shape ask it."""
     empty = [number for number, prompt in enumerate(prompts, 1) if not prompt.strip()]
     if empty:
         raise AdapterError(f"prompt {empty[0]} is empty")
-    return [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return [{key: prompt} for prompt in prompts]
 
 
-def read_questions(path: Path) -> list[Messages]:
-    """The conversations of a data file, one a record: `prompt`, or `messages`, whose last answer is left out. Raises
-    AdapterError, and DataError for a file that cannot be read."""
+def read_questions(path: Path) -> list[Question]:
+    """What the records of a data file ask, each without its last answer. Raises AdapterError, and DataError for a file
+    that cannot be read."""
     if not path.is_file():
         raise AdapterError(f"{path}: no such file")
     if not path.stat().st_size:
         raise AdapterError(f"{path} asks nothing: a line is an object with prompt or messages")
-    return [_conversation(f"{path} {place}", value) for place, value in raw(path)]
+    return [_question(f"{path} {place}", value) for place, value in raw(path)]
 
 
-def _conversation(at: str, value: Any) -> Messages:
+def _question(at: str, value: Any) -> Question:
     try:
-        if isinstance(value, BadRecord):
-            raise value
-        messages = value.get("messages", value.get("prompt")) if isinstance(value, dict) else None
-        if messages is None:
-            raise BadRecord("an object with prompt or messages is expected")
-        turns = turns_of([{"role": "user", "content": messages}] if isinstance(messages, str) else messages, "messages")
+        record = question_of(value)
     except BadRecord as error:
         raise AdapterError(f"{at}: {error}; a line is as in {EXAMPLE}") from error
-    if turns[-1]["role"] == "assistant":
-        turns = turns[:-1]
-    if not turns or not turns[-1]["content"].strip():
-        raise AdapterError(f"{at}: there is nothing to answer")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    rest = {"tools": list(record.tools), "template_args": dict(record.template_args)}
+    question: Question = {key: value for key, value in rest.items() if value}
+    if len(record.turns) > 1 or not record.prompt:
+        return {"messages": list(record.turns), **question}
+    words = record.turns[0]["content"]
+    return {"prompt" if record.prompt == words else "instruction": words, **question}

@@ -81,14 +81,16 @@ class Record:
     """Keys that are not read."""
 
 
-def recognised(record: Any) -> Record:
-    """The record in our terms. BadRecord says what is wrong with it; a reader may give one in the record's place."""
+def recognised(record: Any, asks: bool = False) -> Record:
+    """The record in our terms; `asks`: with a made-up last answer. BadRecord says what is wrong with it; a reader may
+    give one in the record's place."""
     if isinstance(record, BadRecord):
         raise record
     if not isinstance(record, dict):
         raise BadRecord(f"an object is expected, found {kind_of(record)}")
     try:
-        refuse_unsound(normalised := _normal(record), "")
+        normalised = _with_made_up_answer(_normal(record)) if asks else _normal(record)
+        refuse_unsound(normalised, "")
         shaped = _shaped(normalised)
     except RecursionError:
         raise BadRecord("nested too deeply") from None
@@ -111,6 +113,29 @@ def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
         if str(normalised.get(key)).lower() in ("true", "false"):  # 0 and 1 may be a class, which decides nothing
             raise BadRecord(f"it has the {key} {normalised[key]!r}, and KTO labels are not supported")
     return normalised
+
+
+def _with_made_up_answer(record: dict[str, Any]) -> dict[str, Any]:
+    """With one behind what it says, or in the place of its last answer."""
+    if KEYS & record.keys():
+        return record
+    for key in (*TALKS, "completion", "prompt"):
+        if isinstance(turns := record.get(key), list):
+            before = turns[:-1] if turns and _is_answer(turns[-1]) else turns
+            return {**record, "messages" if key == "prompt" else key: [*before, *_as_turns("answer")]}
+    answers = {"prompt": "completion", "instruction": "output"}
+    return record | {answer: "answer" for key, answer in answers.items() if key in record}
+
+
+def question_of(record: Any) -> Record:
+    """What a record asks: all of it before its last answer, which it need not have. BadRecord where it asks nothing."""
+    answered = recognised(record, asks=True)
+    answers = [place for place, turn in enumerate(answered.turns) if turn["role"] == "assistant"]
+    turns = answered.turns[: answers[-1]] if answers else ()
+    if not turns or (turns[-1]["role"] == "user" and not turns[-1]["content"].strip()):
+        raise BadRecord("there is nothing to answer")
+    prompt = answered.prompt or (turns[0]["content"] if len(turns) == 1 else "")
+    return replace(answered, turns=turns, prompt=prompt, completion="")
 
 
 def _turns_in(text: str, key: str) -> Any:

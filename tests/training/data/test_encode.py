@@ -209,12 +209,12 @@ REASONED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
 )
 def test_what_a_template_drops_is_named_and_nothing_is_taught_without_it(tokenizer, template, turns, dropped, train_on):
     said = _refused(tokenizer, {"messages": turns}, template, train_on)
-    assert said.startswith(f"the model's chat template leaves out {dropped}, so it cannot be learned; take it out")
+    assert said.startswith(f"the model's chat template leaves out {dropped}; take it out")
 
 
 def test_tools_that_a_template_does_not_show_are_named(tokenizer):
     record = {"messages": CHAT["messages"], "tools": [{"type": "function", "function": {"name": "look"}}]}
-    assert "leaves out the tools, " in _refused(tokenizer, record, tiny.CHAT_TEMPLATE)
+    assert "leaves out the tools; " in _refused(tokenizer, record, tiny.CHAT_TEMPLATE)
     assert _encoded(tokenizer, record, TOOLS)
 
 

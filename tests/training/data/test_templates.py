@@ -185,7 +185,7 @@ def _swept(tokenizer, talks):
 
 
 NAMED = re.compile(
-    r"(leaves out (.* of turn \d+|the tools), so it cannot be learned)"
+    r"(leaves out (.* of turn \d+|the tools);)"
     r"|(answer of turn \d+ begins and ends cannot be told)|(does not end turn \d+)|(cannot render it: .+)"
     r"|(leaves out what the assistant says$)|(turn \d+ has thoughts, but .* asks for an answer without any)"
     r"|(cannot render a question and its answer: .+)|(marks \d+ of \d+ assistant turns)"

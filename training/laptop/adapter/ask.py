@@ -17,7 +17,7 @@ from rich.text import Text
 from inventory.node_program import Program, ProgramError
 from inventory.shown import shown
 from inventory.terminal import console, table
-from training.data.questions import Messages, Sampling
+from training.data.questions import Question, Sampling, from_prompts
 from training.data.readers import check, paths_of, placed
 from training.data.sample import CURE
 from training.laptop import attach, new_run, stop_run
@@ -37,13 +37,13 @@ from training.text.problems import AdapterError
 HELP = "/reset begins anew, /exit ends"
 
 
-def on_head(head: Head, about: TunedModel, questions: Sequence[Messages], sampling: Sampling) -> list[dict[str, Any]]:
+def on_head(head: Head, about: TunedModel, questions: Sequence[Question], sampling: Sampling) -> list[dict[str, Any]]:
     """The answers of one process on the head; a chat, where nothing is asked."""
     if not questions:
         with tuned_model.start(head, about, "generate", ["--serve", *sampling.argv(), *about.template_argv]) as program:
-            chat(program)
+            chat(program, about.asks)
         return []
-    files = {"questions.jsonl": json_lines([{"messages": messages} for messages in questions])}
+    files = {"questions.jsonl": json_lines(questions)}
     argv = ["--attached", "--prompts", "questions.jsonl", *sampling.argv(), *about.template_argv]
     with tuned_model.start(head, about, "generate", argv, files) as program:
         return [message["answer"] for message in program.messages()]
@@ -54,8 +54,9 @@ def json_lines(rows: Sequence[Any]) -> str:
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
-def chat(talk: Program, read: Callable[[str], str] = input) -> None:
-    """Until /exit, the end of input or Ctrl-C. Each model has its own history: its own answers."""
+def chat(talk: Program, key: str, read: Callable[[str], str] = input) -> None:
+    """Until /exit, the end of input or Ctrl-C. Each model has its own history: its own answers. `key`: what a prompt
+    alone is asked as."""
     terminal = console()
     messages = talk.messages()
     try:
@@ -69,7 +70,9 @@ def chat(talk: Program, read: Callable[[str], str] = input) -> None:
                 continue
             for history in histories.values():
                 history.append({"role": "user", "content": line})
-            talk.send(histories)
+            first = dict.fromkeys(names, from_prompts([line], key)[0])
+            is_first = len(histories[names[0]]) == 1
+            talk.send(first if is_first else {who: {"messages": history} for who, history in histories.items()})
             texts = dict.fromkeys(names, "")
             with Live(side_by_side(texts), console=terminal, refresh_per_second=8) as live:
                 for message in _answers(messages, names[-1]):
@@ -133,7 +136,7 @@ STOP_GRACE_S = 1
 
 
 def on_all_ranks(
-    cluster: Session, about: TunedModel, questions: Sequence[Messages], sampling: Sampling, now: datetime
+    cluster: Session, about: TunedModel, questions: Sequence[Question], sampling: Sampling, now: datetime
 ) -> list[dict[str, Any]]:
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
@@ -156,7 +159,7 @@ def on_all_ranks(
 
 
 def _prepare_generation(
-    cluster: Session, run_id: str, about: TunedModel, questions: Sequence[Messages], sampling: Sampling
+    cluster: Session, run_id: str, about: TunedModel, questions: Sequence[Question], sampling: Sampling
 ) -> Launch:
     """Its folder gets the adapter and the questions, and goes to all nodes."""
     head, run_dir = cluster.head, cluster.head.runs / run_id
@@ -228,6 +231,10 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
         f"{of or 'validation split'}: {many(base['samples'], 'sample')}{of_pairs(base)}, {base['tokens']} learned "
         f"tokens, {many(base['answers'], 'answer')} compared"
     )
+    if cut := evaluation.get("cut"):
+        print(
+            f"{many(cut, 'text')} longer than max_length {evaluation['max_length']}: measured and compared up to there"
+        )
     text, numbers = trained_on(evaluation)
     if text:
         print(ENGLISH(text, **numbers))

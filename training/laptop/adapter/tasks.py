@@ -32,7 +32,7 @@ CHECKPOINT_HELP = "step of the checkpoint, best or newest; default: best if know
     iterable=["prompt"],
     help={
         "prompt": "prompt text; repeatable. Without --prompt and --prompts: chat in the terminal",
-        "prompts": "JSONL file with `prompt` or `messages` on each line",
+        "prompts": "file of records, as for training; their last answers are left out",
         "out": "JSONL file for the answers; default with --prompts: NAME.answers.jsonl beside it",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
@@ -76,6 +76,7 @@ def generate(
             raise AdapterError(f"--out {target}: it {what}; name a file, as in answers.jsonl")
         with open_cluster.open_cluster(here) as cluster, rental.in_use(cluster):
             about = tuned_model.tuned_model(cluster, run or None, checkpoint)
+            questions[: len(prompt)] = question_list.from_prompts(prompt, about.asks)
             room = tuned_model.room_alone(cluster.head, about, at_once=True)
             if across or room.too_big:
                 why = f"it and its base are asked on one card ({room.words()}), never over all ranks"

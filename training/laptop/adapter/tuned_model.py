@@ -48,6 +48,8 @@ class TunedModel:
     """What the run gave the chat template: asked otherwise, the model would answer what it has not learned."""
     whole: bool = False
     """Whether every weight was trained: a model of its own in the adapter's place."""
+    asks: str = "prompt"
+    """What records call a prompt that asks as the run's own did."""
 
     @property
     def learned(self) -> str:
@@ -83,7 +85,10 @@ def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> T
     folder = shlex.quote(str(head.runs / run_id))
     names = head.shell(f"cd {folder}/{CHECKPOINTS} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true")
     step = chosen_step(names, checkpoint, run_id)
-    whole = bool(head.shell(f"test -d {folder}/{checkpoint_folder(step)}/adapter || echo whole").strip())
+    learned = f"test -d {checkpoint_folder(step)}/adapter || echo whole"
+    instructed = 'grep -qs \'"shape": "alpaca"\' data/prepared/train/report.json && echo instructed; true'
+    kind = head.shell(f"cd {folder} && ({learned}; {instructed})").split()
+    whole, asks = "whole" in kind, "instruction" if "instructed" in kind else "prompt"
     launch = runs.read_launch(head, run_id)
     plan = runs.plan_of(head, run_id)
     model_dir = str(plan.get("model_dir", ""))
@@ -92,7 +97,7 @@ def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> T
     recipe = tomllib.loads(head.shell(f"cat {folder}/{RECIPE} 2>/dev/null; true"))
     base_model.refuse_gone(head, launch, model_dir, str(recipe.get("base_model", "")), cluster.models)
     packing, args = packing_bytes(plan.get("predicted", {})), recipe.get("template_args", {})
-    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args, whole)
+    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args, whole, asks)
 
 
 def packing_bytes(predicted: Mapping[str, Any]) -> int:

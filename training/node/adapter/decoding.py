@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from transformers.generation import (
 )
 
 from training.data.encode import Encoder
-from training.data.questions import Messages, Sampling
-from training.data.sample import DataError
+from training.data.questions import Question, Sampling
+from training.data.sample import BadRecord, DataError
+from training.data.shapes import question_of
 from training.models.folder import read_config
 from training.recipe.model_types import text_settings
 from training.text.problems import AdapterError
@@ -91,17 +93,18 @@ class Voice:
         longest = text.get("max_position_embeddings") or 1 << 30
         return Voice(tokenizer, own, stops, longest, dict(template_args or {}))
 
-    def prompt(self, messages: Messages) -> list[int]:
-        """The tokens of a conversation, up to where the assistant's answer begins."""
-        if getattr(self.tokenizer, "chat_template", None):
-            return list(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=True, add_generation_prompt=True, return_dict=False, **self.template_args
-                )
-            )
-        if len(messages) > 1:
-            raise AdapterError("this model has no chat template; it goes on from one text, and knows no turns")
-        return list(self.tokenizer(messages[0]["content"])["input_ids"])
+    @cached_property
+    def encoder(self) -> Encoder:
+        """What made the tokens that were learned."""
+        return Encoder(self.tokenizer, self.longest, "assistant", self.template_args)
+
+    def prompt(self, question: Question) -> list[int]:
+        """The tokens of a question, up to where the assistant's answer begins, as they were learned. Raises
+        AdapterError."""
+        try:
+            return self.encoder.prompt(question_of(question))
+        except (BadRecord, DataError) as error:
+            raise AdapterError(str(error)) from error
 
     def text(self, ids: Sequence[int]) -> str:
         """The words of some tokens."""

@@ -207,6 +207,7 @@ def work(args: argparse.Namespace) -> None:
             "of": args.of,
             "learned_before": learned_before(held_out, args.out.parent / "data" / "prepared" / TRAIN),
         }
+    evaluation |= {"cut": held_out.cut, "max_length": args.max_length}
     evaluation |= {"time": time.time(), **evaluate(args.model, args.adapter, task)}
     write_atomically(args.out, json.dumps(evaluation, indent=1) + "\n")
     attached.tell(evaluation=evaluation)
@@ -229,6 +230,8 @@ class HeldOut:
 
     samples: Sequence[Sample]
     rejected: Sequence[Sample] = ()
+    cut: int = 0
+    """How many texts were longer than max_length, and end there."""
 
 
 def held_out_at(
@@ -243,16 +246,18 @@ def held_out_at(
     if (path / "report.json").is_file():
         prepared = open_prepared(path)
         samples = [sample for number in range(prepared.rows) for sample in prepared.row(number)]
-        return HeldOut(samples[::2], samples[1::2]) if prepared.report.pairs else HeldOut(samples)
+        step = 2 if prepared.report.pairs else 1
+        return HeldOut(samples[::step], samples[1::2] if step == 2 else (), prepared.report.truncated)
     encoder = Encoder(tokenizer, max_length, "assistant", template_args)
     texts, paired = _rendered(path, encoder, skip_bad)
-    samples = [sample for sample, _ in encoder.samples(texts)]
+    made = encoder.samples(texts)
+    samples, cut = [sample for sample, _ in made], sum(left_out > 0 for _, left_out in made)
     if paired:
         both = zip(samples[::2], samples[1::2], strict=True)
         usable = [pair for pair in both if not encode.fault(pair, max_length)]
-        held_out = HeldOut([chosen for chosen, _ in usable], [rejected for _, rejected in usable])
+        held_out = HeldOut([chosen for chosen, _ in usable], [rejected for _, rejected in usable], cut)
     else:
-        held_out = HeldOut([sample for sample in samples if sample.learned])
+        held_out = HeldOut([sample for sample in samples if sample.learned], cut=cut)
     if not held_out.samples:
         raise DataError(f"{path}: no record has an answer within {max_length} tokens")
     return held_out

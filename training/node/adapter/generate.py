@@ -25,7 +25,8 @@ import torch
 from peft import LoraConfig, PeftModel
 from transformers import DynamicCache
 
-from training.data.questions import Messages, Sampling, from_prompts, read_questions
+from training.data.questions import Question, Sampling, from_prompts, read_questions
+from training.data.shapes import question_of
 from training.models.folder import read_config, trainer_state
 from training.node import architecture, attached
 from training.node.adapter.decoding import Chooser, Forward, Voice
@@ -152,20 +153,20 @@ class Pair:
         self.models: dict[str, Any] = {BASE: base} if tuned is None else {BASE: base, TUNED: tuned}
         self.names = tuple(self.models)
 
-    def growing(self, who: str, messages: Messages, sampling: Sampling) -> Iterator[str]:
+    def growing(self, who: str, question: Question, sampling: Sampling) -> Iterator[str]:
         """The answer, longer and longer; the last one is whole."""
         ids: list[int] = []
         with speaking(self.models[who], who):
             chooser = Chooser(self.voice.own, sampling)
-            for token in self.voice.answer(reader(self.models[who]), chooser, self.voice.prompt(messages), sampling):
+            for token in self.voice.answer(reader(self.models[who]), chooser, self.voice.prompt(question), sampling):
                 ids.append(token)
                 if len(ids) % SHOWN_EVERY == 0:
                     yield self.voice.text(ids)
         yield self.voice.text(ids)
 
-    def answer(self, who: str, messages: Messages, sampling: Sampling) -> str:
+    def answer(self, who: str, question: Question, sampling: Sampling) -> str:
         """The whole answer."""
-        *_, last = self.growing(who, messages, sampling)
+        *_, last = self.growing(who, question, sampling)
         return last
 
 
@@ -175,18 +176,19 @@ class Answering(Protocol):
     @property
     def names(self) -> Sequence[str]: ...
 
-    def answer(self, who: str, messages: Messages, sampling: Sampling) -> str: ...
+    def answer(self, who: str, question: Question, sampling: Sampling) -> str: ...
 
 
-def answers(model: Answering, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
+def answers(model: Answering, questions: Sequence[Question], sampling: Sampling) -> Iterator[dict[str, Any]]:
     """One {"prompt", "messages", "base", "tuned"} a question; tuned is None without an adapter."""
-    for messages in questions:
-        replies = {who: model.answer(who, messages, sampling) for who in model.names}
+    for question in questions:
+        replies = {who: model.answer(who, question, sampling) for who in model.names}
+        messages = list(question_of(question).turns)
         yield {"prompt": messages[-1]["content"], "messages": messages, BASE: replies[BASE], TUNED: replies.get(TUNED)}
 
 
 def serve(pair: Pair, sampling: Sampling) -> None:
-    """Answer each line {"base": messages, "tuned": messages} with lines {"who", "text", "done"}."""
+    """Answer each line {"base": question, "tuned": question} with lines {"who", "text", "done"}."""
     lines: Queue[str] = Queue()
     attached.tell(ready=list(pair.names))
     attached.end_with_input(lines.put)
@@ -207,7 +209,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
     parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format, or a whole tuned model's")
     parser.add_argument("--prompt", action="append", default=[], help="what to ask; may be repeated")
-    parser.add_argument("--prompts", type=Path, help="a JSONL file with prompt or messages on each line")
+    parser.add_argument("--prompts", type=Path, help="a file of records; their last answers are left out")
     parser.add_argument("--serve", action="store_true", help="answer conversations from standard input")
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens)
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest")

@@ -31,7 +31,7 @@ from torch import nn
 from transformers import AutoConfig, DynamicCache
 
 from training.cost.pipeline import SPLITTABLE
-from training.data.questions import Messages, Sampling
+from training.data.questions import Question, Sampling
 from training.node.adapter.decoding import Choose, Chooser, Forward, Voice
 from training.node.adapter.generate import BASE, TUNED, answers, speaking, stretch_as_trained
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
@@ -176,12 +176,12 @@ class AnswerStage:
 
         return choose
 
-    def answer(self, who: str, messages: Messages, sampling: Sampling) -> str:
+    def answer(self, who: str, question: Question, sampling: Sampling) -> str:
         """The whole answer, on every rank."""
         voice = self.voice
         with self.speaking(who):
             choose = self.together(Chooser(voice.own, sampling))
-            return voice.text(list(voice.answer(self.reader(), choose, voice.prompt(messages), sampling)))
+            return voice.text(list(voice.answer(self.reader(), choose, voice.prompt(question), sampling)))
 
 
 def _part_of(whole: Any, layers: range) -> Any:

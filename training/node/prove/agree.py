@@ -17,20 +17,19 @@ from pathlib import Path
 
 import torch
 
-from training.data.questions import Sampling
-from training.node.adapter.decoding import Voice
+from training.data.questions import Sampling, from_prompts
 from training.node.adapter.generate import BASE, TUNED, Pair, speaking
 from training.node.adapter.merge import merge
 from training.run.outcome import as_rows, judged
 
-QUESTION = [{"role": "user", "content": "What does textwrap.dedent do?"}]
+QUESTION = from_prompts(["What does textwrap.dedent do?"])[0]
 TOLERANCE = 0.05
 """Of the logits' length: merged weights are rounded to the base's 16 bits once more."""
 
 
 def logits(pair: Pair, who: str) -> torch.Tensor:
     """(tokens, vocabulary), fp32, of the question."""
-    ids = torch.tensor([Voice.prompt(pair.voice, QUESTION)], device=pair.models[who].device)
+    ids = torch.tensor([pair.voice.prompt(QUESTION)], device=pair.models[who].device)
     with torch.inference_mode(), speaking(pair.models[who], who):
         return pair.models[who](input_ids=ids).logits[0].float().cpu()
 

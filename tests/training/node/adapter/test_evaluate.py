@@ -114,6 +114,16 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
 
 
 @pytest.mark.torch
+def test_answers_that_max_length_cuts_are_counted(measured):
+    from training.node.adapter.evaluate import held_out_at
+
+    lengths = [len(sample.ids) for sample in measured.asked.samples]
+    found = held_out_at(measured.data, measured.asked.voice.tokenizer, max(lengths) - 1)
+    assert found.cut == lengths.count(max(lengths)) < len(found.samples)
+    assert held_out_at(measured.data, measured.asked.voice.tokenizer, max(lengths)).cut == 0
+
+
+@pytest.mark.torch
 def test_what_was_trained_on_is_counted_and_nothing_is_said_where_that_is_not_known(measured, tmp_path: Path):
     from training.data.prepared import Writer
     from training.node.adapter.evaluate import HeldOut, learned_before

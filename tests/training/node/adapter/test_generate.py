@@ -25,17 +25,19 @@ def test_a_file_of_prompts_and_messages_is_read_and_its_reference_answers_left_o
     turns = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "您好"}]
     parts = [{"role": "user", "content": [{"type": "text", "text": "b"}]}]
     path.write_text(json.dumps([{"prompt": "a"}, {"messages": parts}], indent=1))
-    assert [[turn["content"] for turn in one] for one in read_questions(path)] == [["a"], ["b"]]
+    assert read_questions(path) == [{"prompt": "a"}, {"prompt": "b"}]
     path.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"messages": turns}, ensure_ascii=False) + "\n")
-    assert read_questions(path) == [[{"role": "user", "content": "a"}], turns[:1]]
+    assert read_questions(path) == [{"prompt": "a"}, {"prompt": "你好"}]
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("谢谢", r'line 1: not JSON: .*; a line is as in \{"prompt": "\.\.\."\}'),
-        ('{"x": 1}', "prompt or messages"),
-        ('{"prompt": 3}', "must be a list"),
+        ('{"x": 1}', "prompt and completion"),
+        ('{"prompt": 3}', "prompt .* number"),
+        ('{"text": "t"}', "nothing"),
+        ('{"messages": [{"role": "user", "content": " "}]}', "nothing"),
         ("", "nothing"),
     ],
 )
@@ -164,6 +166,77 @@ def test_a_file_of_questions_gives_a_line_of_json_an_answer(asked, tmp_path: Pat
         assert answer["tuned"] == asked.pair.answer("tuned", messages, Sampling(12))
 
 
+TOOLS = [{"type": "function", "function": {"name": "sky", "description": "", "parameters": {"type": "object"}}}]
+CALL = {"type": "function", "function": {"name": "sky", "arguments": {"at": "Rome"}}}
+CALLED = [
+    {"role": "user", "content": "rain?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "dry"},
+]
+SHOWS_ALL = (
+    "{% for tool in tools or [] %}[{{ tool | tojson }} {{ mood }}]{% endfor %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{% if m.thinking %}({{ m.thinking }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+RECORDS = {
+    "tools, a call and a template's argument": {
+        "messages": [*CALLED, {"role": "assistant", "content": "no"}],
+        "tools": TOOLS,
+        "template_args": {"mood": "calm"},
+    },
+    "a system text beside texts": {"prompt": "q", "completion": "a", "system": "Answer in French."},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
+    "Alpaca": {"instruction": "q", "input": "more", "output": "a"},
+    "thoughts of an earlier turn": {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "a", "reasoning_content": "hm"},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": "b"},
+        ]
+    },
+    "a preference": {"prompt": "q", "chosen": "a", "rejected": "b", "system": "s"},
+}
+
+
+@pytest.mark.parametrize("template", [SHOWS_ALL, None], ids=["template", "base model"])
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_a_record_of_a_file_is_asked_behind_the_tokens_that_its_answer_is_learned_behind(
+    template: str | None, record: dict, tmp_path: Path
+):
+    from transformers import GenerationConfig
+
+    from training.data.encode import Encoder
+    from training.data.sample import IGNORED, DataError
+    from training.data.shapes import recognised
+    from training.models import tiny
+    from training.node.adapter.decoding import Voice
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = template
+    encoder, voice = Encoder(tokenizer, 500, "assistant"), Voice(tokenizer, GenerationConfig(), frozenset(), 500)
+    (tmp_path / "q.jsonl").write_text(json.dumps(record))
+    (question,) = read_questions(tmp_path / "q.jsonl")
+    (tmp_path / "q.jsonl").write_text(json.dumps(question))
+    assert read_questions(tmp_path / "q.jsonl") == [question], "as the head reads it again"
+    try:
+        samples = encoder.samples(encoder.rendered(recognised(record)))
+    except DataError:
+        with pytest.raises(AdapterError):
+            voice.prompt(question)
+        return
+    ids, labels = samples[-1][0].ids, list(samples[-1][0].labels)
+    last = max(place for place, label in enumerate(labels) if label != IGNORED)
+    begin = max((place for place in range(last) if labels[place] == IGNORED), default=-1) + 1
+    assert voice.prompt(question) == list(ids[:begin])
+
+
+def test_a_record_that_goes_on_after_a_tools_result_needs_no_answer(tmp_path: Path):
+    (tmp_path / "q.jsonl").write_text(json.dumps({"messages": CALLED, "tools": TOOLS}))
+    assert read_questions(tmp_path / "q.jsonl") == [{"messages": CALLED, "tools": TOOLS}]
+
+
 @pytest.mark.torch
 def test_a_conversation_is_answered_line_by_line_and_the_process_leaves_with_its_input(asked):
     argv = command(asked, "--serve", "--max-new-tokens", "900")
@@ -171,8 +244,8 @@ def test_a_conversation_is_answered_line_by_line_and_the_process_leaves_with_its
         argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
     )
     assert json.loads(server.stdout.readline()) == {"ready": ["base", "tuned"]}
-    messages = from_prompts(QUESTIONS)[0]
-    server.stdin.write(json.dumps({"base": messages, "tuned": messages}) + "\n")
+    question = from_prompts(QUESTIONS)[0]
+    server.stdin.write(json.dumps({"base": question, "tuned": question}) + "\n")
     server.stdin.flush()
     first = json.loads(server.stdout.readline())
     assert first["who"] == "base" and not first["done"]
