@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,14 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig
-from transformers.generation import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PretrainedConfig
+from transformers.generation import StopStringCriteria
 
 from training.data.encode import Encoder
 from training.data.questions import Question, Sampling
@@ -38,26 +33,30 @@ OPENED = re.compile(r"<think>\s*(</think>)?\s*$")
 """Thoughts, empty or begun, that a template asks an answer with."""
 
 
+class OwnSettings(GenerationMixin):
+    """What transformers makes of generation settings by itself, for a model that lies elsewhere."""
+
+    config = PretrainedConfig()
+
+
 class Chooser:
     """Picks tokens by the model's own generation settings: greedily, or at a temperature with a seed of its own.
 
     On the CPU, so that a seed means the same choice on every device.
     """
 
-    def __init__(self, own: GenerationConfig, sampling: Sampling) -> None:
+    def __init__(self, voice: Voice, prompt: Sequence[int], sampling: Sampling) -> None:
         self.greedy = sampling.temperature == 0
         self.generator = torch.Generator().manual_seed(sampling.seed)
-        self.processors = LogitsProcessorList()
-        if own.repetition_penalty and own.repetition_penalty != 1:
-            self.processors.append(RepetitionPenaltyLogitsProcessor(own.repetition_penalty))
-        if self.greedy:
-            return
-        self.processors.append(TemperatureLogitsWarper(sampling.temperature))
-        if own.top_k:
-            self.processors.append(TopKLogitsWarper(own.top_k))
-        top_p = sampling.top_p if sampling.top_p is not None else own.top_p
-        if top_p and top_p < 1:
-            self.processors.append(TopPLogitsWarper(top_p))
+        settings = copy.deepcopy(voice.own)
+        settings.do_sample, settings.temperature = not self.greedy, sampling.temperature
+        settings.top_p = settings.top_p if sampling.top_p is None else sampling.top_p
+        settings.eos_token_id = sorted(voice.stops) or None
+        settings.max_length = len(prompt) + voice.room(prompt, sampling)
+        settings.guidance_scale = settings.watermarking_config = None  # which ask the model itself
+        transformers = OwnSettings()
+        transformers._prepare_special_tokens(settings, device="cpu")
+        self.processors = transformers._get_logits_processor(settings, len(prompt), device="cpu")
 
     def __call__(self, logits: torch.Tensor | None, ids: Sequence[int]) -> int:
         assert logits is not None
@@ -128,19 +127,27 @@ class Voice:
             return self.text(ids)
         return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{name}{words}" for name, words in turns)
 
-    def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """The answer's tokens one after another, until the model stops by itself or has said enough."""
+    def room(self, prompt: Sequence[int], sampling: Sampling) -> int:
+        """The most tokens of an answer. AdapterError where there is room for none."""
         room = min(sampling.max_new_tokens, self.longest - len(prompt))
         if room < 1:
             raise AdapterError(f"a prompt of {len(prompt)} tokens leaves no room: the model holds {self.longest}")
+        return room
+
+    def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """The answer's tokens one after another, until the model stops by itself or has said enough."""
+        texts = self.own.stop_strings
+        ends = StopStringCriteria(self.tokenizer, texts) if texts else None
         ids, fresh = list(prompt), list(prompt)
-        for _ in range(room):
+        for _ in range(self.room(prompt, sampling)):
             token = choose(forward(fresh), ids)
             if token in self.stops:
                 return
             yield token
             ids.append(token)
             fresh = [token]
+            if ends is not None and ends(torch.tensor([ids]), torch.empty(0)):
+                return
 
 
 # The token a tuned model ends its answers with: its chat template's, which a base model's own files may not name.

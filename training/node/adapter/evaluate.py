@@ -136,8 +136,8 @@ def _answers(model: Any, task: Asked) -> tuple[list[str], list[str], list[str]]:
     exchanges = spread([exchange for sample in task.samples if (exchange := exchange_of(sample))], task.answers)
     replies = []
     for exchange in exchanges:
-        chooser = Chooser(task.voice.own, task.sampling)
         prompt = list(exchange.prompt)
+        chooser = Chooser(task.voice, prompt, task.sampling)
         replies.append(task.voice.text(list(task.voice.answer(reader(model), chooser, prompt, task.sampling))))
     texts = [(task.voice.conversation(list(one.prompt)), task.voice.text(list(one.reference))) for one in exchanges]
     return [prompt for prompt, _ in texts], replies, [reference for _, reference in texts]

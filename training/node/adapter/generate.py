@@ -157,8 +157,9 @@ class Pair:
         """The answer, longer and longer; the last one is whole."""
         ids: list[int] = []
         with speaking(self.models[who], who):
-            chooser = Chooser(self.voice.own, sampling)
-            for token in self.voice.answer(reader(self.models[who]), chooser, self.voice.prompt(question), sampling):
+            prompt = self.voice.prompt(question)
+            chooser = Chooser(self.voice, prompt, sampling)
+            for token in self.voice.answer(reader(self.models[who]), chooser, prompt, sampling):
                 ids.append(token)
                 if len(ids) % SHOWN_EVERY == 0:
                     yield self.voice.text(ids)

@@ -180,8 +180,9 @@ class AnswerStage:
         """The whole answer, on every rank."""
         voice = self.voice
         with self.speaking(who):
-            choose = self.together(Chooser(voice.own, sampling))
-            return voice.text(list(voice.answer(self.reader(), choose, voice.prompt(question), sampling)))
+            prompt = voice.prompt(question)
+            choose = self.together(Chooser(voice, prompt, sampling))
+            return voice.text(list(voice.answer(self.reader(), choose, prompt, sampling)))
 
 
 def _part_of(whole: Any, layers: range) -> Any:

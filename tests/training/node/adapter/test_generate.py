@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +89,62 @@ def test_greedy_answers_are_transformers_own_for_base_and_tuned_loaded_apart(ask
         assert said["base"] == words_of_transformers(base, asked.pair, messages, **how)
         assert said["tuned"] == words_of_transformers(tuned, asked.pair, messages, **how)
         assert said["base"] != said["tuned"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("key", ["suppress", "begin", "bad", "ngram", "bias", "forced", "stop", "penalty"])
+def test_a_greedy_answer_obeys_the_models_own_settings_as_transformers_does(asked, key):
+    import torch
+    from transformers import GenerationConfig
+
+    from training.node.adapter.decoding import Chooser
+    from training.node.adapter.generate import reader
+
+    question, sampling, voice = from_prompts(QUESTIONS[:1])[0], Sampling(12), asked.pair.voice
+    prompt, model = voice.prompt(question), asked.pair.models["base"].get_base_model()
+
+    def answered(own):
+        asks = replace(voice, own=own)
+        with asked.pair.models["base"].disable_adapter():
+            return list(asks.answer(reader(model), Chooser(asks, prompt, sampling), prompt, sampling))
+
+    plain = answered(voice.own)
+    settings = {
+        "suppress": {"suppress_tokens": plain[:2]},
+        "begin": {"begin_suppress_tokens": plain[:1]},
+        "bad": {"bad_words_ids": [plain[1:3]]},
+        "ngram": {"no_repeat_ngram_size": 1},
+        "bias": {"sequence_bias": [[[plain[2]], -20.0]]},
+        "forced": {"forced_eos_token_id": 5},
+        "stop": {"stop_strings": [voice.tokenizer.decode(plain[3:4])]},
+        "penalty": {"repetition_penalty": 3.0},
+    }[key]
+    own = GenerationConfig(**{**voice.own.to_diff_dict(), **settings, "eos_token_id": sorted(voice.stops)})
+    inputs = torch.tensor([prompt])
+    how = {"max_new_tokens": 12, "do_sample": False, "tokenizer": voice.tokenizer}
+    how |= {"attention_mask": torch.ones_like(inputs)}
+    with asked.pair.models["base"].disable_adapter():
+        theirs = model.generate(inputs, generation_config=own, **how)[0, len(prompt) :].tolist()
+    ends = [place for place, token in enumerate(theirs) if token in voice.stops]
+    assert answered(own) == theirs[: ends[0] if ends else None] != plain
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("settings", [{"min_p": 0.5}, {"typical_p": 0.1}, {"epsilon_cutoff": 0.02}, {"top_k": 3}])
+def test_a_drawn_token_is_one_that_the_models_own_settings_allow(asked, settings):
+    import torch
+    from transformers import GenerationConfig
+    from transformers.generation import EpsilonLogitsWarper, MinPLogitsWarper, TopKLogitsWarper, TypicalLogitsWarper
+
+    from training.node.adapter.decoding import Chooser
+
+    logits = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    warpers = {"min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper, "top_k": TopKLogitsWarper}
+    ((key, value),) = settings.items()
+    allowed = warpers.get(key, EpsilonLogitsWarper)(value)(torch.tensor([[1, 2]]), logits[None].clone())[0].isfinite()
+    voice = replace(asked.pair.voice, own=GenerationConfig(**settings))
+    drawn = {Chooser(voice, [1, 2], Sampling(9, 1.0, seed=seed))(logits, [1, 2]) for seed in range(40)}
+    assert len(drawn) > 1 and all(allowed[token] for token in drawn)
 
 
 @pytest.mark.torch
