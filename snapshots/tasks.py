@@ -19,7 +19,7 @@ with deferred():
     from inventory import phases as timing
     from inventory import settings as cluster_toml
     from inventory.cloud import errors, opening
-    from inventory.renting import cost, ledger, members, recovery, tags
+    from inventory.renting import cost, ledger, members, recovery, report, tags
     from snapshots import create as creating
     from snapshots import listing, pruning, show
     from snapshots import rebuild as rebuilding
@@ -44,7 +44,9 @@ def _rented() -> tuple[Settings, Cloud]:
         raise cluster_toml.SettingsError(
             f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = {known}'
         )
-    return settings, opening.open_cloud(settings)
+    cloud = opening.open_cloud(settings)
+    say(report.account_line(cloud))
+    return settings, cloud
 
 
 @task(

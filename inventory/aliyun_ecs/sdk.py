@@ -5,12 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from alibabacloud_credentials.client import Client as CredentialClient
-from alibabacloud_credentials.provider import DefaultCredentialsProvider, ProfileCredentialsProvider
-from alibabacloud_credentials.utils import auth_util
+from alibabacloud_credentials.provider import (
+    CLIProfileCredentialsProvider,
+    EcsRamRoleCredentialsProvider,
+    EnvironmentVariableCredentialsProvider,
+    OIDCRoleArnCredentialsProvider,
+    ProfileCredentialsProvider,
+    URLCredentialsProvider,
+)
+from alibabacloud_credentials.utils import auth_constant
 from alibabacloud_ecs20140526 import models
 from alibabacloud_ecs20140526.client import Client
 from alibabacloud_tea_openapi.client import Client as PlainClient
@@ -28,12 +37,24 @@ NO_CREDENTIALS = (
     "no credentials for Alibaba Cloud were found: set ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET, "
     "or write them to ~/.alibabacloud/credentials.ini (or `aliyun configure`)"
 )
+BY_VARIABLES: Mapping[tuple[str, ...], Callable[[], Any]] = {
+    ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"): EnvironmentVariableCredentialsProvider,
+    (
+        "ALIBABA_CLOUD_OIDC_TOKEN_FILE",
+        "ALIBABA_CLOUD_OIDC_PROVIDER_ARN",
+        "ALIBABA_CLOUD_ROLE_ARN",
+    ): OIDCRoleArnCredentialsProvider,
+}
+"""Variables that count together; one of the first two alone is a mistake."""
+CREDENTIALS_FILE, CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_FILE", "ALIBABA_CLOUD_CREDENTIALS_URI"
+ROLE = "ALIBABA_CLOUD_ECS_METADATA"
+ADDRESS = re.compile(r"with url: \S+ ?")
+"""What errors quote of a signed request."""
 CENTRAL_VPC = "vpc.aliyuncs.com"
 WITH_CENTRAL_VPC = re.compile(
     "cn-(qingdao|beijing|hangzhou|shanghai|shenzhen|hongkong)|ap-southeast-1|us-(east|west)-1"
 )
 """Regions whose networks are asked for at the central address (the vendor's endpoint table of 2016-04-28)."""
-LARGE_FIELD = "CommandContent"
 LARGE_FIELD = "CommandContent"
 
 
@@ -87,20 +108,46 @@ class Sdk:
 
 
 def _credential(where: Endpoint) -> Any:
-    """The SDK's credential client: the local cloud's profile, or whatever the SDK's chain finds."""
-    if where.credentials:
-        provider = ProfileCredentialsProvider(profile_file=str(where.credentials), profile_name="default")
-    else:
-        # Outside the cloud the chain's last link only waits for an address that nobody has.
-        if not os.environ.get("ALIBABA_CLOUD_ECS_METADATA") and "ALIBABA_CLOUD_ECS_METADATA_DISABLED" not in os.environ:
-            auth_util.environment_ecs_metadata_disabled = "true"
-        provider = DefaultCredentialsProvider()
-    credential = CredentialClient(provider=provider)
+    """The SDK's credential client of where credentials are set up. Raises NoCloud: nowhere, or they do not work."""
+    logging.getLogger("credentials").disabled = True  # its tracebacks quote signed addresses
+    source, provider = _source(where)
     try:
+        credential = CredentialClient(provider=provider())
         credential.get_credential()
-    except Exception:
-        raise NoCloud(NOT_SERVED if where.credentials else NO_CREDENTIALS) from None
+    except Exception as error:
+        reason = " ".join(ADDRESS.sub("", str(error)).split())[:300]
+        why = NOT_SERVED if where.credentials else f"the credentials of {source} do not work: {reason}"
+        raise NoCloud(why) from None
     return credential
+
+
+def _source(where: Endpoint) -> tuple[str, Callable[[], Any]]:
+    """The first place, in the SDK's order, where credentials are set up. The SDK's own chain goes on to the next one
+    where these are incomplete or fail, and that may be another account's. Raises NoCloud."""
+    if where.credentials:
+        local = partial(ProfileCredentialsProvider, profile_file=str(where.credentials), profile_name="default")
+        return str(where.credentials), local
+    for names, provider in BY_VARIABLES.items():
+        missing = [name for name in names if not os.environ.get(name)]
+        if not missing:
+            return names[0], provider
+        if present := [name for name in names[:2] if name not in missing]:
+            raise NoCloud(f"{present[0]} is set, but not {', '.join(missing)}: set all of them, or none")
+    variable, home = os.environ.get, Path(auth_constant.HOME)
+    profile, credentials = home / ".aliyun/config.json", home / ".alibabacloud/credentials.ini"
+    has_profile = profile.is_file() or variable("ALIBABA_CLOUD_PROFILE")
+    is_enabled = variable("ALIBABA_CLOUD_CLI_PROFILE_DISABLED", "").lower() != "true"
+    sources: tuple[tuple[object, str, Callable[[], Any]], ...] = (
+        (has_profile and is_enabled, str(profile), CLIProfileCredentialsProvider),
+        (variable(CREDENTIALS_FILE), CREDENTIALS_FILE, ProfileCredentialsProvider),
+        (credentials.is_file(), str(credentials), ProfileCredentialsProvider),
+        (variable(ROLE), ROLE, EcsRamRoleCredentialsProvider),
+        (variable(CREDENTIALS_URI), CREDENTIALS_URI, URLCredentialsProvider),
+    )
+    for is_set_up, name, provider in sources:
+        if is_set_up:
+            return name, provider
+    raise NoCloud(NO_CREDENTIALS)
 
 
 def _bypass_proxies(where: Endpoint) -> None:

@@ -28,6 +28,11 @@ from inventory.terminal import console, table
 from training.text.counts import HOUR, MONTH, added, bare, money, rounded
 
 
+def account_line(cloud: Cloud) -> str:
+    """Whose account a command is about, by its last digits."""
+    return f"account ...{cloud.account[-4:]}" if cloud.account else "account: the cloud does not tell which"
+
+
 def report_cost(cloud: Cloud, settings: Settings) -> None:
     """Machines so far and until they are released, disks and snapshots a month, past machines, the budget; what is
     there is written into the ledger."""
@@ -65,6 +70,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
 def show_machines(settings: Settings) -> None:
     """The rented machines' states and release times, and what is billed elsewhere. Raises CloudError."""
     cloud = open_cloud(settings)
+    display(account_line(cloud))
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         display(machines_table(instances, settings, cloud.now()))

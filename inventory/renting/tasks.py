@@ -40,7 +40,8 @@ RECORD = "save the cloud's answers to this folder, with your personal details re
 
 
 def _cloud(settings: Any, record: str) -> Any:
-    """The cluster's region. Raises RentError, SettingsError where the machines are not rented."""
+    """The cluster's region, after a line that says whose account it is. Raises RentError, SettingsError where the
+    machines are not rented."""
     try:
         folder = setting_types.expanded(Path(record)) if record else None
         if folder:
@@ -49,7 +50,9 @@ def _cloud(settings: Any, record: str) -> Any:
         raise errors.RentError(f"--record {record}: {error}") from None
     except OSError as error:
         raise errors.RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
-    return opening.open_cloud(settings, folder)
+    cloud = opening.open_cloud(settings, folder)
+    say(report.account_line(cloud))
+    return cloud
 
 
 @task(
@@ -77,6 +80,7 @@ def up(
     """Rent the missing machines of the cluster, after showing the cost."""
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         settings = cluster_toml.load_settings()
+        members.refuse_nameless(settings)
         notes = wanted_models.refuse_unknown(settings.models.names)
         length = hours or settings.rental.hours
         wish = planning.RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)

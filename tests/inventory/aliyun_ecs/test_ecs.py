@@ -476,7 +476,7 @@ def opened_elsewhere(tmp_path, endpoint, before="", **variables):
     told = subprocess.run(
         [sys.executable, "-c", before + OPEN, endpoint], cwd=ROOT, env=env, capture_output=True, text=True, check=True
     )
-    return told.stdout.strip()
+    return (told.stdout + told.stderr).strip()
 
 
 def test_credentials_come_from_the_sdks_own_chain(tmp_path):
@@ -494,6 +494,40 @@ def test_without_credentials_it_is_said_where_they_go_and_no_metadata_server_is_
     )
     told = opened_elsewhere(tmp_path, "http://127.0.0.1:9", before=watch)
     assert "ALIBABA_CLOUD_ACCESS_KEY_ID" in told and "~/.alibabacloud/credentials.ini" in told and "\n" not in told
+
+
+INI = f"[default]\ntype = access_key\naccess_key_id = LTAIini\naccess_key_secret = {SECRET}\n"
+OTHERS_KEY = {"access_key_id": "LTAIother", "access_key_secret": SECRET}
+KEY_ID, KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
+
+
+def profile(**fields):
+    own = {"name": "work", "mode": "AK", "ram_role_arn": "acs:ram::1:role/x", "ram_session_name": "s", **fields}
+    return json.dumps({"current": "work", "profiles": [own, {"name": "private", "mode": "AK", **OTHERS_KEY}]})
+
+
+@pytest.mark.parametrize(
+    ("config", "variables", "reason"),
+    [
+        (profile(**OTHERS_KEY), {KEY_ID: "LTAIx"}, KEY_SECRET),
+        (profile(**OTHERS_KEY), {KEY_ID: "LTAIx", KEY_SECRET: ""}, KEY_SECRET),
+        (profile(**OTHERS_KEY), {KEY_SECRET: SECRET}, KEY_ID),
+        (profile(**OTHERS_KEY), {"ALIBABA_CLOUD_OIDC_TOKEN_FILE": "/gone"}, "ALIBABA_CLOUD_ROLE_ARN"),
+        (profile(**OTHERS_KEY), {"ALIBABA_CLOUD_PROFILE": "wrok"}, "'wrok'"),
+        (profile(mode="External", process_command="false"), {}, "exit status 1"),
+        (profile(mode="ChainableRamRoleArn", source_profile="gone"), {}, "'gone'"),
+        (profile(mode="RamRoleArn", sts_region="nowhere-1", **OTHERS_KEY), {}, "sts.nowhere-1.aliyuncs.com"),
+        ("{", {}, "config.json"),
+    ],
+)
+def test_credentials_that_are_set_up_and_fail_are_not_passed_over_for_others(tmp_path, config, variables, reason):
+    for name, text in ((".aliyun/config.json", config), (".alibabacloud/credentials.ini", INI)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    with ScriptedApi(listed(machine())) as api:
+        message = opened_elsewhere(tmp_path, f"http://{api.endpoint}", **variables)
+    assert reason in message and "\n" not in message and "Signature" not in message
+    assert not api.calls
 
 
 def test_without_the_sdk_it_is_said_how_to_install_it(tmp_path):

@@ -139,7 +139,7 @@ def test_the_bill_says_minutes_and_currencies_and_calls_machines_as_everything_d
     assert "this month: nothing so far; " in nothing and "0.00" not in nothing
     cluster.up(1)
     cluster.api.hurry(300)
-    header, row, *_ = cluster.fab("cost").stdout.splitlines()
+    _, header, row, *_ = cluster.fab("cost").stdout.splitlines()
     assert "CNY an hour" in header and "CNY so far" in header
     assert row.startswith("te1 ") and " 0 h 0" in row and " min " in row
     cluster.down()

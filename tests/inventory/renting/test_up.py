@@ -362,7 +362,7 @@ def test_a_type_the_region_refuses_is_passed_over(cluster):
 def test_where_nothing_has_stock_the_typo_comes_first_and_no_price_looks_like_an_offer(cluster):
     cluster.write('types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.smal"]\ndata_disk_gib = 20')
     look = cluster.fab("up", "--dry")
-    first, *rest = look.stdout.splitlines()
+    _, first, *rest = look.stdout.splitlines()
     assert first == "ecs.local.smal is not sold in cn-hangzhou: did you mean ecs.local.small?"
     before = [line[:30] for line in rest[: next(n for n, line in enumerate(rest) if line.startswith("price: "))]]
     assert "none of these can be had now, " in before
@@ -627,3 +627,18 @@ def test_a_new_machine_that_looks_stopped_is_not_waited_for_to_be_startable(clus
         running(cluster.cloud, cluster.settings, Intents(cluster.places.intents), cluster.said.append)
     assert len(starts) <= 3, "asked once a look"
     assert next(looks, None) is None and not any("starting" in line for line in cluster.said)
+
+
+def test_every_command_that_costs_or_lists_names_the_account_and_asks_once_for_it(cluster, capsys):
+    for count, command in enumerate(("up --dry", "cost", "snapshots.list"), start=1):
+        assert "...0001" in cluster.fab(*command.split()).stdout.splitlines()[0]
+        assert len(cluster.calls("GetCallerIdentity")) == count
+    report.show_machines(cluster.settings)
+    assert "...0001" in capsys.readouterr().out
+
+
+def test_a_cluster_without_a_name_is_refused_before_the_credentials_are_needed(cluster, monkeypatch):
+    cluster.toml.write_text("[aliyun]\n")
+    monkeypatch.setenv("HOME", str(cluster.toml.parent))
+    done = cluster.fab("up", "--dry")
+    assert done.returncode == 2 and done.stderr.startswith("name: ")
