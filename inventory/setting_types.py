@@ -49,6 +49,9 @@ def expanded(value: Path) -> Path:
         raise ValueError("there is no such user") from None
 
 
+CLUSTER_NAME = "[a-z][a-z0-9]{0,7}"
+
+
 def spelled(pattern: str, words: str) -> AfterValidator:
     """A text that a pattern matches as a whole, which `words` say to people."""
 

@@ -14,6 +14,7 @@ from inventory.aliyun_settings import Aliyun
 from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.rental_settings import Rental
 from inventory.setting_types import (
+    CLUSTER_NAME,
     AptMirror,
     HostName,
     IpAddress,
@@ -161,7 +162,7 @@ class Settings(Section):
     """The whole of cluster.toml."""
 
     name: Annotated[
-        str, spelled("[a-z][a-z0-9]{0,7}", "one to eight small letters and digits are expected, a letter first")
+        str, spelled(CLUSTER_NAME, "one to eight small letters and digits are expected, a letter first")
     ] = "spotune"
     """Names what belongs to this cluster: bridge, hosts, run state."""
     provider: Literal["aliyun", "static"] = "aliyun"

@@ -19,6 +19,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot, Tags
 from inventory.errors import InventoryError
 from inventory.renting import recovery
+from inventory.renting.ledger import SNAPSHOT, Ledger, with_tag
 from inventory.renting.tags import WRITTEN_TAG, number
 from inventory.settings import Settings
 from inventory.terminal import console
@@ -179,16 +180,17 @@ class SnapshotError(InventoryError, RuntimeError):
 
 def chosen(cloud: Cloud, settings: Settings, selector: str) -> Snapshot:
     """The snapshot an id or "latest" stands for. Raises RentError."""
-    if selector == LATEST:
-        snapshots = all_snapshots(cloud, settings)
-    else:
-        snapshots = cloud.snapshots(ids=[selector])
+    snapshots = all_snapshots(cloud, settings)
+    if selector != LATEST:
+        snapshots = (*snapshots, *cloud.snapshots(ids=[selector]))
     return choose(selector, snapshots, settings)
 
 
 def all_snapshots(cloud: Cloud, settings: Settings) -> tuple[Snapshot, ...]:
-    """The cluster's own, as the cloud's tags say."""
-    return cloud.snapshots(tags={CLUSTER_TAG: settings.name})
+    """The cluster's own, as the cloud's tags say; and by their ids those that lost the tag."""
+    listed = cloud.snapshots(tags={CLUSTER_TAG: settings.name})
+    lost = Ledger.of(cloud, settings).lost(SNAPSHOT, {each.snapshot_id for each in listed})
+    return (*listed, *with_tag(lost, settings.name))
 
 
 def newest_first(snapshots: Sequence[Snapshot]) -> list[Snapshot]:

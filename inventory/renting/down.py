@@ -12,7 +12,7 @@ from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import access, cost, members, tags
-from inventory.renting.elsewhere import Left, billed_elsewhere
+from inventory.renting.elsewhere import billed_elsewhere
 from inventory.renting.intents import DELETION, Intents, settle
 from inventory.renting.ledger import Entry, Holdings, Ledger, holdings, stays
 from inventory.settings import Settings
@@ -37,8 +37,9 @@ class DownPlan:
     currency: str = ""
     """Of the account, where a price was ever told."""
     notes: tuple[str, ...] = ()
-    elsewhere: tuple[Left, ...] = ()
-    """What was left in other regions or accounts, or under another name, which this look does not reach."""
+    elsewhere: tuple[str, ...] = ()
+    """What was left in other regions or accounts, or has another cluster's name, which this look does not reach: a
+    sentence each."""
     remaining: tuple[Instance, ...] = ()
     """Machines that are not asked about: they and all that is theirs stay."""
     head_gone: datetime | None = None
@@ -106,7 +107,7 @@ def plan_down(
     if remaining:  # they are entered with the key pairs
         plan = DownPlan(machines, going, (), retained, snapshots, months, ledger.currency, notes, (), remaining)
     else:
-        left = billed_elsewhere(cloud, settings)
+        left = tuple(each.line for each in billed_elsewhere(cloud, settings)) + resources.elsewhere
         plan = DownPlan(machines, going, pairs, retained, snapshots, months, ledger.currency, notes, left)
     ids = {each.instance_id for each in resources.machines}
     return replace(plan, head_gone=_head_gone(ledger.gone(ids, cloud.now()), settings.name))

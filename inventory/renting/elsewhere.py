@@ -47,10 +47,12 @@ def billed_elsewhere(cloud: Cloud, settings: Settings) -> tuple[Left, ...]:
     billed = [Left(settings.name, each) for each in _still(cloud, book, book.elsewhere(now))]
     if settings.on_this_machine:  # each name has a cloud of its own here, and nothing is billed
         return tuple(billed)
+    own = {key for key, each in book.read().items() if each.ended is None}
     for name in StateFiles.clusters():
         if name != settings.name and cloud.account:
             other = Ledger.named(cloud, name)
-            billed += [Left(name, each, is_renamed=True) for each in _still(cloud, other, other.open_in_account(now))]
+            entries = [each for each in other.open_in_account(now) if each.instance_id not in own]
+            billed += [Left(name, each, is_renamed=True) for each in _still(cloud, other, entries)]
     return tuple(billed)
 
 
@@ -58,7 +60,8 @@ def other_billing(cloud: Cloud, settings: Settings, listed: Existing | None = No
     """What is billed beside the machines that a command works on, a line each: elsewhere, and here without a tag. Why
     that is not known stands for it where the cloud does not tell. `listed`: as `holdings` has it."""
     try:
-        return *holdings(cloud, settings, listed).notes, *(each.line for each in billed_elsewhere(cloud, settings))
+        own = holdings(cloud, settings, listed)
+        return *own.notes, *own.elsewhere, *(each.line for each in billed_elsewhere(cloud, settings))
     except CloudError as error:
         return (f"what else is billed is not known: {error}",)
 

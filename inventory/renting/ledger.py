@@ -180,23 +180,21 @@ class Ledger:
         return replace(entry, ended=entry.release_at) if elsewhere and _is_over(entry, now) else entry
 
     def lost(self, kind: str, ids: Collection[str]) -> tuple[Thing, ...]:
-        """What was last seen here, is not among the `ids` of the cluster's own, and is there by its id."""
+        """What was last seen here, is not among the `ids` that the cloud lists by the tag, and is there by its id."""
         return self.still_there([e for e in self._open_here(kind) if e.instance_id not in ids])
 
     def _open_here(self, *kinds: str) -> list[Entry]:
         return [e for e in self.read().values() if e.ended is None and e.kind in kinds and self.here.has(e)]
 
     def still_there(self, entries: Sequence[Entry]) -> tuple[Thing, ...]:
-        """What the cloud has by the ids of these entries, but for what has another cluster's tag: it was given to that
-        one. Raises CloudError."""
+        """What the cloud has by the ids of these entries, whatever its tags say. Raises CloudError."""
         lists: dict[str, Callable[..., Sequence[Thing]]] = {
             MACHINE: self.cloud.instances,
             DISK: self.cloud.disks,
             SNAPSHOT: self.cloud.snapshots,
         }
         ids = {kind: [entry.instance_id for entry in entries if entry.kind == kind] for kind in lists}
-        resources = (each for kind, by_id in lists.items() if ids[kind] for each in by_id(ids=ids[kind]))
-        return tuple(each for each in resources if each.tags.get(CLUSTER_TAG, self.cluster) == self.cluster)
+        return tuple(each for kind, by_id in lists.items() if ids[kind] for each in by_id(ids=ids[kind]))
 
     def elsewhere(self, now: datetime) -> tuple[Entry, ...]:
         """What was left where this look does not reach, and may be billed: all but machines whose time is over."""
@@ -281,18 +279,22 @@ def _completed(entry: Entry, was: Entry | None) -> Entry:
 
 
 # What a cluster has in one region: all that has its tag, and by its id whatever was seen here before. A tag can be
-# lost: in the console, by a colleague, by a policy; what lost it is billed on.
+# lost or changed: in the console, by a colleague, by a policy; what it was on is billed on. A tag that is the name of
+# another cluster gives a thing to that one.
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """Each with the cluster's tag, also where the cloud has it no more."""
+    """Each with the cluster's tag, also where the cloud has it no more. What was given to another cluster is not among
+    them, nor are the disks of such a machine."""
 
     machines: tuple[Instance, ...]
     disks: tuple[Disk, ...]
     snapshots: tuple[Snapshot, ...]
     lost: tuple[str, ...]
-    """The ids of those whose tag is gone."""
+    """The ids of those whose tag is gone, or is no name of a cluster."""
+    reassigned: Mapping[str, str]
+    """What has another cluster's tag now: its id, and that cluster."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -305,27 +307,45 @@ class Holdings:
         ]
         if self.lost:
             notes.append(
-                f"{', '.join(self.lost)}: the tag {CLUSTER_TAG} was removed, but they belong to this cluster and are "
-                "billed; fab down deletes them"
+                f"{', '.join(self.lost)}: the tag {CLUSTER_TAG} was removed or changed, but they belong to this "
+                "cluster and are billed; fab down and fab snapshots.prune count them in"
             )
         return tuple(notes)
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """What was given to another cluster, a sentence each."""
+        return tuple(
+            f"elsewhere  {key}: its tag {CLUSTER_TAG} names the cluster {name!r} now, and it is billed; look, and "
+            f'remove it, with name = "{name}" in cluster.toml'
+            for key, name in self.reassigned.items()
+        )
+
+
+def with_tag(things: Sequence[Any], cluster: str) -> tuple[Any, ...]:
+    """Those that were not given to another cluster, each with the tag of this one."""
+    mine = (each for each in things if not tags.given_to(each.tags, cluster))
+    return tuple(replace(each, tags={**each.tags, **tags.of_cluster(cluster)}) for each in mine)
 
 
 def holdings(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> Holdings:
     """Ask the cloud; of what it has `listed` already only for what is not among it, and for no snapshots. Raises
     CloudError."""
     own, book = tags.of_cluster(settings.name), Ledger.of(cloud, settings)
-    lost: list[str] = []
+    lost, reassigned = list[str](), dict[str, str]()
 
     def whole(kind: str, tagged: Sequence[Any], beside: Sequence[Any] = ()) -> tuple[Any, ...]:
-        ids = {id_of(each) for each in tagged}
-        more = {id_of(each): each for each in (*beside, *book.lost(kind, ids))}
-        lost.extend(key for key, each in more.items() if CLUSTER_TAG not in each.tags)
-        return *tagged, *(replace(each, tags={**own, **each.tags}) for each in more.values())
+        more = {id_of(each): each for each in (*beside, *book.lost(kind, {id_of(each) for each in tagged}))}
+        reassigned.update({key: name for key, each in more.items() if (name := tags.given_to(each.tags, book.cluster))})
+        lost.extend(key for key, each in more.items() if tags.is_lost(each.tags, book.cluster))
+        return *tagged, *with_tag(tuple(more.values()), book.cluster)
 
     resources = listed or existing(cloud, settings)
     machines = whole(MACHINE, resources.instances)
-    theirs = [d for each in lost for d in cloud.disks(instance_id=each) if CLUSTER_TAG not in d.tags]
+    theirs = [d for each in lost for d in cloud.disks(instance_id=each) if d.tags.get(CLUSTER_TAG) != book.cluster]
     disks = whole(DISK, resources.disks, theirs)
+    reassigned |= {d.disk_id: reassigned[d.instance_id] for d in disks if d.instance_id in reassigned}
     snapshots = () if listed else whole(SNAPSHOT, cloud.snapshots(tags=own))
-    return Holdings(machines, disks, snapshots, tuple(lost))
+    return Holdings(
+        machines, tuple(d for d in disks if d.disk_id not in reassigned), snapshots, tuple(lost), reassigned
+    )

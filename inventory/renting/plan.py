@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, Disk, Instance, Price, Snapshot
-from inventory.renting import access, cost, disks, elsewhere, lease, ledger, members, offers, recovery
+from inventory.renting import access, cost, disks, elsewhere, lease, ledger, members, offers, recovery, tags
 from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
@@ -180,7 +180,7 @@ def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
 def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> None:
     """Raises RentError where a machine is there that only lost its tag: another one would be a second one of it."""
     seen = ledger.Ledger.of(cloud, settings).lost(ledger.MACHINE, {each.instance_id for each in instances})
-    if lost := [ledger.id_of(each) for each in seen if CLUSTER_TAG not in each.tags]:
+    if lost := [ledger.id_of(each) for each in seen if tags.is_lost(each.tags, settings.name)]:
         has = "has" if len(lost) == 1 else "have"
         raise RentError(
             f"{', '.join(lost)} of this cluster {has} lost the tag {CLUSTER_TAG}: set it to {settings.name} in the "

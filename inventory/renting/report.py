@@ -49,7 +49,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     with suppress(CloudError):  # then there is no price to show
         months |= cost.disk_months(cloud, outlive)
     spent = cost.spent(instances, past, cost.month_shares(cost.loose(disks), months, past, now), now, currency)
-    display(*resources.notes)
+    display(*resources.notes, *resources.elsewhere)
     if instances:
         display(cost_table(instances, now))
     else:
@@ -281,7 +281,7 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
         yield f"delete  key pair {name}, which is free"
     yield from stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings, plan.currency)
     yield from _beside_snapshots(plan, settings)
-    yield from (each.line for each in plan.elsewhere)
+    yield from plan.elsewhere
     if plan.remaining:
         yield remaining_line(plan.remaining)
 

@@ -5,12 +5,14 @@ Whoever may tag can write anything there, so a value counts only where it is a s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from inventory.cloud.values import CLUSTER_TAG, Price
+from inventory.setting_types import CLUSTER_NAME
 from inventory.state import state_folder
 
 INTENT_TAG = "spotune:intent"
@@ -42,6 +44,17 @@ _LARGEST = 1e6
 def of_cluster(name: str) -> dict[str, str]:
     """The tag everything of a cluster has."""
     return {CLUSTER_TAG: name}
+
+
+def given_to(tags: Mapping[str, str], cluster: str) -> str:
+    """The other cluster that a thing of `cluster` was given to; empty where its tag names none."""
+    name = tags.get(CLUSTER_TAG, "")
+    return name if name != cluster and re.fullmatch(CLUSTER_NAME, name) else ""
+
+
+def is_lost(tags: Mapping[str, str], cluster: str) -> bool:
+    """Whether a thing of `cluster` has its tag no more, and no other cluster's."""
+    return tags.get(CLUSTER_TAG) != cluster and not given_to(tags, cluster)
 
 
 def of_machines(name: str, price: Price | None, most_h: float = 0) -> dict[str, str]:

@@ -18,7 +18,7 @@ from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
 from inventory.renting.recovery import rented_nodes
 from inventory.setting_types import SettingsError
-from snapshots import create
+from snapshots import create, listing
 from snapshots.create import Window, head_disk
 from snapshots.rebuild import planned
 from tests.support.amount import Amount
@@ -112,6 +112,8 @@ def test_a_kept_disk_and_a_snapshot_without_their_tags_are_not_nothing(rented):
     cluster.book.record_snapshot(made, "evening", disk.size_gib, cluster.cloud.now())
     untag(cluster.cloud, [disk.disk_id, made])
     for _ in range(2):
+        (listed,) = listing.all_snapshots(cluster.cloud, cluster.settings)
+        assert listing.chosen(cluster.cloud, cluster.settings, made) == listed and listed.snapshot_id == made
         told = "\n".join(cluster.down())
         assert f"stays   evening  {made}" in told and f"stays   data disk of te1  {disk.disk_id}" in told
     cluster.down(disks=True)

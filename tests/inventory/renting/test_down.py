@@ -8,7 +8,7 @@ import pytest
 from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
 from inventory.cloud.values import CLUSTER_TAG, NewDisk
-from inventory.renting import down, report, tags
+from inventory.renting import down, elsewhere, ledger, report, tags
 from tests.support.paper_cluster import FAST, SMALL, PaperCluster
 
 
@@ -79,14 +79,31 @@ def test_what_is_somebody_elses_is_not_touched(cluster):
     assert left(cluster) == [disk_id]
 
 
-def test_what_was_given_to_another_cluster_is_not_deleted(cluster):
+def test_what_was_given_to_another_cluster_is_neither_deleted_nor_taken_for_gone(cluster):
     (machine,) = cluster.up(1)
+    (data,) = cluster.data_disks
     cluster.cloud.tag("instance", [machine.instance_id], tags.of_cluster("other"))
-    cluster.cloud.tag(
-        "disk", [d.disk_id for d in cluster.cloud.disks(tags=tags.of_cluster("demo"))], {CLUSTER_TAG: "x"}
-    )
-    cluster.down(disks=True)
-    assert [i.instance_id for i in cluster.cloud.instances(tags=tags.of_cluster("other"))] == [machine.instance_id]
+    for disks in (False, True):
+        plan = cluster.down(disks=disks)
+        assert not plan.machines and not plan.disks and not plan.kept
+        told = [line for line in plan.elsewhere if machine.instance_id in line]
+        assert len(told) == 1 and 'name = "other"' in told[0]
+    assert "elsewhere" in cluster.fab("down").stdout.splitlines()[-1]
+    assert {machine.instance_id, data.disk_id} <= set(left(cluster))
+    assert [e.ended for e in ledger.Ledger.of(cluster.cloud, cluster.settings).read().values()] == [None, None]
+
+
+@pytest.mark.parametrize(("value", "kind"), [("", "disk"), ("Demo", "instance"), ("demo ", "disk"), ("", "instance")])
+def test_what_has_a_tag_that_names_no_cluster_is_deleted_by_its_id(cluster, value, kind):
+    (machine,) = cluster.up(1)
+    ids = {"instance": [machine.instance_id], "disk": [disk.disk_id for disk in cluster.data_disks]}[kind]
+    cluster.cloud.tag(kind, ids, {CLUSTER_TAG: value})
+    if kind == "instance":
+        with pytest.raises(RentError, match=machine.instance_id):
+            cluster.plan(1)
+    plan = cluster.down(disks=True)
+    assert [i.instance_id for i in plan.machines] == [machine.instance_id]
+    assert left(cluster) == []
 
 
 def test_what_bills_in_another_region_is_named_and_nothing_is_taken_for_gone(cluster):
@@ -112,7 +129,8 @@ def test_another_account_of_the_same_region_is_another_place(cluster):
     world = cluster.api.cloud.account
     world.account_id = "2000000000000002"
     disks, world.disks = world.disks, {}
-    (left,) = [each.entry for each in cluster.down().elsewhere]
+    cluster.down()
+    (left,) = [each.entry for each in elsewhere.billed_elsewhere(cluster.cloud, cluster.settings)]
     assert (left.kind, left.region, left.account) == ("disk", "cn-hangzhou", "1000000000000001")
     world.account_id, world.disks = "1000000000000001", disks
     cluster.down(disks=True)
@@ -226,9 +244,8 @@ def test_machines_that_lost_their_tags_are_found_by_their_ids(cluster):
     for each in cluster.api.cloud.account.instances.values():
         each.tags = {}
     plan = cluster.down(disks=True)
-    assert len(plan.machines) == 2 and any(
-        "was removed, but they belong to this cluster" in note for note in plan.notes
-    )
+    (note,) = plan.notes
+    assert len(plan.machines) == 2 and all(each.instance_id in note for each in plan.machines)
     assert left(cluster) == []
 
 
