@@ -3,6 +3,7 @@ them only read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -28,6 +29,8 @@ TYPES_AT_ONCE = 10
 WITH_LIMIT = "SpotWithPriceLimit"
 KBIT_PER_GBIT = 1_024_000
 """DescribeInstanceTypes counts in kbit/s with one step of 1024: 16384000 is 16 Gbit/s."""
+SLICED = re.compile(r"ecs\.[vs]gn\d")
+"""Families of types that sell parts of cards; for most of them GPUSpec says so too, as "NVIDIA A10*1/3"."""
 PARTS = {"instanceType": MACHINE, "systemDisk": SYSTEM_DISK, "dataDisk": DATA_DISK, "bandwidth": TRAFFIC}
 
 
@@ -167,6 +170,7 @@ def types_in(answer: Answer) -> tuple[InstanceType, ...]:
             gpu_spec=each.get("GPUSpec") or "",
             gpu_memory_gib=number(each.get("GPUMemorySize")),
             line_rate_gbps=number(each.get("InstanceBandwidthRx")) / KBIT_PER_GBIT,
+            has_slices="*" in (each.get("GPUSpec") or "") or bool(SLICED.match(each["InstanceTypeId"])),
         )
         for each in listed(answer, "InstanceTypes", "InstanceType")
     )

@@ -108,6 +108,8 @@ class InstanceType:
     """Of each GPU: of a slice of one the slice's; 0 where the cloud does not say."""
     line_rate_gbps: float = 0
     """What its network promises, each way; 0 where the cloud does not say."""
+    has_slices: bool = False
+    """Whether its GPUs are parts of cards (vGPU): only the vendor's licensed driver can use those."""
 
 
 @dataclass(frozen=True)

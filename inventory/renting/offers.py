@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -173,15 +173,16 @@ def quotes(
     seen = market(cloud, settings)
     notes = _not_sold(cloud, settings, unknown_types(own, seen))
     sold = _sold(own.types, seen.stock)
-    machines = {each.name: each for each in (cloud.types(sold) if sold else ())}
+    machines, sliced = whole_cards(cloud.types(sold) if sold else ())
+    notes += sliced
     priced: list[Quote] = []
     refused: dict[str, tuple[list[str], CloudError]] = {}
     for offer in ranked(own, seen, home, same_type):
-        if only_home and offer.zone_id != home:
+        if offer.instance_type not in machines or (only_home and offer.zone_id != home):
             continue
         try:
             launch = one_machine(settings, offer.zone_id, offer.instance_type, image, snapshot)
-            priced.append(Quote(offer, cloud.price(launch), launch, machines.get(offer.instance_type)))
+            priced.append(Quote(offer, cloud.price(launch), launch, machines[offer.instance_type]))
         except CloudError as error:
             if error.kind not in NOT_THERE:
                 raise
@@ -192,6 +193,16 @@ def quotes(
     if not priced:
         raise RentError(_nothing(settings, notes, home if only_home else ""))
     return tuple(priced), tuple(notes)
+
+
+def whole_cards(types: Iterable[InstanceType]) -> tuple[dict[str, InstanceType], list[str]]:
+    """The types whose GPUs are whole cards, or that have none, by their names; a sentence for each other one."""
+    every = {each.name: each for each in types}
+    return {name: each for name, each in every.items() if not each.has_slices}, [
+        f"{name} has parts of cards ({each.gpu_spec or 'vGPU'}), which need another driver: take one with whole cards"
+        for name, each in every.items()
+        if each.has_slices
+    ]
 
 
 def _not_sold(cloud: Cloud, settings: Settings, unknown: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@ from. Nothing is ordered, and of each kind of cards only the smallest machine is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inventory.cloud.errors import CloudError, RentError
@@ -15,7 +15,7 @@ from inventory.cloud.values import (
     SpotPrice,
 )
 from inventory.rental_settings import Rental
-from inventory.renting.offers import NOT_THERE, Range, one_machine, price_range
+from inventory.renting.offers import NOT_THERE, Range, one_machine, price_range, whole_cards
 from inventory.settings import Settings
 
 PLAN_HISTORY_H = 24
@@ -67,13 +67,14 @@ def on_offer(
     """The configured types and, of every kind of cards the region has and that is `wanted`, the smallest; and a
     sentence for each that has no price. Raises RentError where nothing is left, CloudError."""
     own = settings.rental
-    picked = chosen(own, tuple(sold(own, cloud, wanted)))
+    on_sale, notes = sold(own, cloud, wanted)
+    picked = chosen(own, on_sale)
     prices, advice = tuple[SpotPrice, ...](), tuple[SpotAdvice, ...]()
     if own.spot != "off":
         names = [each.machine.name for each, _ in picked]
         prices, advice = cloud.spot_market(names, PLAN_HISTORY_H, own.spot_duration_h)
     image = cloud.image(own.image)
-    offers, notes = [], []
+    offers = []
     for each, also in picked:
         zone, spot = cheapest_zone(each, prices)
         try:
@@ -91,16 +92,17 @@ def on_offer(
     return tuple(offers), tuple(notes)
 
 
-def sold(own: Rental, cloud: Cloud, wanted: Callable[[InstanceType], bool]) -> Iterator[Sold]:
-    """The configured types and those with cards that are `wanted`, as far as the configured zones sell them."""
-    known = {each.name: each for each in cloud.types() if each.name in own.types or wanted(each)}
-    missing = [name for name in own.types if name not in known]
-    known |= {each.name: each for each in (cloud.types(missing) if missing else ())}
+def sold(own: Rental, cloud: Cloud, wanted: Callable[[InstanceType], bool]) -> tuple[tuple[Sold, ...], list[str]]:
+    """The configured types and those with cards that are `wanted`, as far as the configured zones sell them; a sentence
+    for each configured one that has parts of cards."""
+    candidates = [each for each in cloud.types() if each.name in own.types or (wanted(each) and not each.has_slices)]
+    missing = [name for name in own.types if name not in {each.name for each in candidates}]
+    known, notes = whole_cards((*candidates, *(cloud.types(missing) if missing else ())))
     zones: dict[str, dict[str, bool]] = {}
     for stock in cloud.stock("", own.spot != "off"):
         if stock.instance_type in known and (not own.zones or stock.zone_id in own.zones):
             zones.setdefault(stock.instance_type, {})[stock.zone_id] = stock.in_stock
-    return (Sold(machine, zones[name]) for name, machine in known.items() if name in zones)
+    return tuple(Sold(machine, zones[name]) for name, machine in known.items() if name in zones), notes
 
 
 def chosen(own: Rental, on_sale: Sequence[Sold]) -> list[tuple[Sold, tuple[str, ...]]]:

@@ -15,7 +15,7 @@ from inventory.nodes import static_nodes
 from inventory.renting import members, tags
 from inventory.renting.types_on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
-from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
+from training.cost.cards import lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
 from training.cost.zero import part_misfit
 from training.laptop import data_size, measurements
@@ -36,9 +36,6 @@ COUNTS = (1, 2, 3, 4, 6, 8)
 """Of machines, besides the number in cluster.toml."""
 CHEAPEST, FASTEST = "cheapest", "fastest"
 NETWORK_IS = "--line-rate-gbps 16, or [network] line_rate_gbps in cluster.toml"
-GIB = 2**30
-SMALLER_GIB = {"A100": 40.0}
-"""Cards that are sold whole with less memory too; others with less are slices."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +161,12 @@ def _from(offered: Offered) -> str:
 
 
 def _wanted(kind: InstanceType, recipe: Recipe, wish: PlanWish) -> bool:
-    """Whole cards that are known, and can compute what the recipe asks for."""
-    usual = card_bytes(kind.gpu_spec) if kind.gpu_spec else None
-    if usual is None or too_old(kind.gpu_spec) or rates_of(kind.gpu_spec) is None:
+    """Cards that are known, and can compute what the recipe asks for."""
+    if too_old(kind.gpu_spec) or rates_of(kind.gpu_spec) is None:
         return False
     if recipe.dtype == "bfloat16" and lacks_bfloat16(kind.gpu_spec):
         return False
-    least = SMALLER_GIB.get(kind.gpu_spec.split()[-1], usual / GIB) * (1 - SAME_MEMORY)
-    sliced = 0 < kind.gpu_memory_gib < least
-    return not sliced and _asked_card(kind, wish)
+    return _asked_card(kind, wish)
 
 
 def _asked_card(kind: InstanceType, wish: PlanWish) -> bool:

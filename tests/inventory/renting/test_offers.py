@@ -1,15 +1,19 @@
 """Which type in which zone is tried first."""
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from inventory.aliyun_ecs.client import Ecs
+from inventory.aliyun_ecs.offers import types_in
 from inventory.aliyun_settings import Aliyun
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, Instance, Price, SpotAdvice, SpotPrice, Stock
 from inventory.renting import cost, lease, members, report, tags
 from inventory.renting.cost import with_disks
 from inventory.renting.offers import Market, price_range, ranked, unknown_types
+from inventory.renting.types_on_offer import on_offer
 from tests.support.paper_cluster import SMALL, PaperCluster
 from training.text.counts import HOUR, money
 
@@ -180,3 +184,24 @@ def test_a_machine_without_the_tag_of_its_price_is_priced_anew_and_bound_by_the_
         cluster.plan(2)
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=99), print) < now + timedelta(hours=5)
     assert cost.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "has_slices"),
+    [
+        ("ecs.sgn7i-vws-m8.4xlarge", "NVIDIA A10*1/3", True),
+        ("ecs.vgn6i-m8.4xlarge", "", True),
+        ("ecs.gn7i-c8g1.2xlarge", "NVIDIA A10", False),
+    ],
+)
+def test_a_type_that_sells_parts_of_cards_is_refused_by_name(cluster, monkeypatch, name, spec, has_slices):
+    raw = {"InstanceTypeId": name, "CpuCoreCount": 8, "MemorySize": 30, "GPUAmount": 1, "GPUSpec": spec}
+    (kind,) = types_in({"InstanceTypes": {"InstanceType": [raw]}})
+    assert kind.has_slices == has_slices
+    monkeypatch.setattr(Ecs, "types", lambda *_: (dataclasses.replace(kind, name="ecs.local.small"),))
+    if not has_slices:
+        assert cluster.plan(1).quotes
+        return
+    for look in (lambda: cluster.plan(1), lambda: on_offer(cluster.cloud, cluster.settings, lambda _: True)):
+        with pytest.raises(RentError, match=r"ecs\.local\.small"):
+            look()
