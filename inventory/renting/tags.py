@@ -67,8 +67,8 @@ def of_machines(name: str, price: Price | None, most_h: float = 0) -> dict[str, 
 
 
 def price_h(tags: Mapping[str, str]) -> float | None:
-    """What an hour of a machine cost when it was ordered; None where no tag says so."""
-    return number(tags, PRICE_TAG)
+    """What an hour of a machine cost when it was ordered; None where no tag says so: no machine is free."""
+    return number(tags, PRICE_TAG) or None
 
 
 def most_h(tags: Mapping[str, str]) -> float | None:
@@ -99,11 +99,16 @@ def moment_of(tags: Mapping[str, str], key: str) -> datetime | None:
 
 
 def not_usable(tags: Mapping[str, str]) -> Iterator[str]:
-    """The tags of a thing that say no amount, or no time, as `spotune:price = 'inf'`: they count as if they were not
+    """The tags of a thing that say no price, amount or time, as `spotune:price = 'inf'`: they count as if they were not
     there."""
-    for key in (PRICE_TAG, MOST_TAG, WRITTEN_TAG, PLANNED_TAG):
-        read = moment_of if key == PLANNED_TAG else number
-        if key in tags and read(tags, key) is None:
+    values = {
+        PRICE_TAG: price_h(tags),
+        MOST_TAG: number(tags, MOST_TAG) or None,
+        WRITTEN_TAG: number(tags, WRITTEN_TAG),
+        PLANNED_TAG: moment_of(tags, PLANNED_TAG),
+    }
+    for key, value in values.items():
+        if key in tags and value is None:
             yield f"{key} = {tags[key][:40]!r}"
 
 

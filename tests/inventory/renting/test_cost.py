@@ -90,7 +90,7 @@ def test_machines_elsewhere_count_until_their_release_and_other_currencies_are_a
     assert "; in other currencies, not included: 6.00 USD; " in money_view.month_line(money, "CNY")
 
 
-@pytest.mark.parametrize("told", ["inf", "nan", "-100", "1e9", "free", "1e400"])
+@pytest.mark.parametrize("told", ["inf", "nan", "-100", "1e9", "free", "1e400", "0", "0.0000", "-0"])
 def test_a_tag_that_is_no_amount_is_no_tag_and_is_named(told):
     forged = {tags.PRICE_TAG: told, tags.MOST_TAG: told, tags.PLANNED_TAG: "soon"}
     assert tags.price_h(forged) is tags.most_h(forged) is None
