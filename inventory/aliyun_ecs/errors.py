@@ -155,7 +155,8 @@ REASONS: tuple[tuple[tuple[str, ...], Kind, str], ...] = (
     (
         ("certificate_verify_failed", "certificate verify failed"),
         Kind.INPUT,
-        "the certificate of {host} is not trusted by this machine (a proxy in between, or an old CA bundle?)",
+        "the certificate of {host} is not trusted by this machine: where a company's proxy signs it, set "
+        "REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the file with its CA",
     ),
     (("proxy",), Kind.PASSING, "the proxy that HTTP_PROXY or HTTPS_PROXY names cannot be used"),
     (

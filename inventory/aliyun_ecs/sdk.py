@@ -32,6 +32,7 @@ from requests.adapters import HTTPAdapter
 from inventory.aliyun_ecs.caller import ECS, NOT_SERVED, STS, VPC, Endpoint
 from inventory.cloud.errors import NoCloud
 from inventory.cloud.pace import CallPace
+from training.text import internet
 
 NO_CREDENTIALS = (
     "no credentials for Alibaba Cloud were found: set ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET, "
@@ -50,11 +51,8 @@ CREDENTIALS_FILE, CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_FILE", "ALIBABA_C
 ROLE = "ALIBABA_CLOUD_ECS_METADATA"
 ADDRESS = re.compile(r"with url: \S+ ?")
 """What errors quote of a signed request."""
-CENTRAL_VPC = "vpc.aliyuncs.com"
-WITH_CENTRAL_VPC = re.compile(
-    "cn-(qingdao|beijing|hangzhou|shanghai|shenzhen|hongkong)|ap-southeast-1|us-(east|west)-1"
-)
-"""Regions whose networks are asked for at the central address (the vendor's endpoint table of 2016-04-28)."""
+CENTRAL_VPC = {"cn-hangzhou": "vpc.aliyuncs.com"}
+"""Regions whose networks are asked for at another address than the region's own."""
 LARGE_FIELD = "CommandContent"
 
 
@@ -62,12 +60,13 @@ class Sdk:
     """The SDK's clients of one region. Raises NoCloud where there are no credentials."""
 
     def __init__(self, region_id: str, where: Endpoint, pace: CallPace) -> None:
+        proxy, certificates = _way_out(where)
         credential = _credential(where)
         logging.getLogger("darabonba-core").disabled = True  # with DEBUG=sdk it prints headers, tokens among them
         if where.is_loopback:
             _bypass_proxies(where)
-        central = CENTRAL_VPC if WITH_CENTRAL_VPC.fullmatch(region_id) else f"vpc.{region_id}.aliyuncs.com"
-        hosts = {ECS: where.host, VPC: where.host or central, STS: where.host or f"sts.{region_id}.aliyuncs.com"}
+        vpc = CENTRAL_VPC.get(region_id, f"vpc.{region_id}.aliyuncs.com")
+        hosts = {ECS: where.host, VPC: where.host or vpc, STS: where.host or f"sts.{region_id}.aliyuncs.com"}
         self._protocol = where.protocol
         self._clients = {
             version: (Client if version == ECS else PlainClient)(
@@ -79,6 +78,8 @@ class Sdk:
                     connect_timeout=round(pace.connect_s * 1000),
                     read_timeout=round(pace.read_s * 1000),
                     user_agent="spotune",
+                    https_proxy=proxy or None,
+                    ca=certificates or None,
                 )
             )
             for version, host in hosts.items()
@@ -105,6 +106,15 @@ class Sdk:
     def known_fields(self, action: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """What the SDK's own model of a request keeps of its fields."""
         return dict(getattr(models, f"{action}Request")().from_map(dict(fields)).to_map())
+
+
+def _way_out(where: Endpoint) -> tuple[str, str]:
+    """The proxy and the certificates of this machine's environment, empty where it names none. Raises NoCloud."""
+    try:
+        proxy = "" if where.is_loopback else internet.proxy()
+        return proxy, internet.ca_bundle() if where.protocol == "https" else ""
+    except internet.InternetError as error:
+        raise NoCloud(str(error)) from None
 
 
 def _credential(where: Endpoint) -> Any:

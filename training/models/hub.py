@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
+from training.text import internet
+
 OWN_HOST = "huggingface.co"
 TOKEN_HOST = "SPOTUNE_TOKEN_HOST"
 """Names, beside HF_TOKEN in the environment, the one other host that the token is meant for."""
@@ -72,9 +74,16 @@ class Hub:
         return f"the hub asks for a token ({status}); {self.how_to_enter}"
 
     def asked(self, ask: Callable[[str | Literal[False]], T]) -> T:
-        """The answer without a token; once more with it, if the hub asks for one and may have it."""
+        """The answer without a token; once more with it, if the hub asks for one and may have it. HubError where this
+        machine's proxy or its certificates cannot be used."""
         from huggingface_hub.errors import HfHubHTTPError
 
+        try:
+            internet.proxy()
+            if certificates := internet.ca_bundle():
+                os.environ["SSL_CERT_FILE"] = certificates  # the only one of the variables that its client reads
+        except internet.InternetError as error:
+            raise HubError(str(error)) from None
         try:
             return ask(False)
         except HfHubHTTPError as error:

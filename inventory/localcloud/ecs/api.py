@@ -175,7 +175,10 @@ def _secret(secrets: Mapping[str, str], key_id: str) -> str:
 
 
 def _incomplete() -> ApiError:
-    return ApiError(400, "IncompleteSignature", "The request signature does not conform to Aliyun standards.")
+    message = (
+        "The request signature does not conform to Aliyun standards. The local cloud knows only ACS3-HMAC-SHA256 (V3)."
+    )
+    return ApiError(400, "IncompleteSignature", message)
 
 
 def _query_text(query: Mapping[str, str]) -> str:

@@ -326,6 +326,6 @@ def _found(version: str, name: str) -> Action:
         raise ApiError(400, "InvalidVersion", "Specified parameter Version is not valid.")
     does = ACTIONS.get((version, name))
     if does is None:
-        message = "Specified api is not found, please check your url and method."
+        message = f"Specified api is not found. The local cloud does not have {name}; the vendor's may."
         raise ApiError(404, "InvalidAction.NotFound", message)
     return does

@@ -547,6 +547,7 @@ def test_the_module_itself_imports_no_sdk():
     ("region", "ecs", "vpc"),
     [
         ("cn-hangzhou", "ecs-cn-hangzhou.aliyuncs.com", "vpc.aliyuncs.com"),
+        ("cn-beijing", "ecs.cn-beijing.aliyuncs.com", "vpc.cn-beijing.aliyuncs.com"),
         ("ap-southeast-5", "ecs.ap-southeast-5.aliyuncs.com", "vpc.ap-southeast-5.aliyuncs.com"),
     ],
 )
@@ -557,6 +558,24 @@ def test_a_region_has_the_vendors_own_addresses(at, monkeypatch, region, ecs, vp
         write_state(api.endpoint, os.getpid())
     cloud = Ecs(region, Endpoint("", credentials=Places.of("scripted").folder / "credentials.ini"), QUICK, None)
     assert [client._endpoint for client in cloud._sdk._clients.values()] == [ecs, vpc, f"sts.{region}.aliyuncs.com"]
+
+
+def test_the_proxy_and_the_certificates_of_the_environment_are_the_sdks(tmp_path, monkeypatch):
+    from inventory.aliyun_ecs.caller import Endpoint
+
+    (tmp_path / "ca.pem").touch()
+    (tmp_path / "keys.ini").write_text(INI)
+    monkeypatch.setenv("CURL_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    for name in ("HTTPS_PROXY", "https_proxy", "all_proxy", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    where = Endpoint("ecs.example", credentials=tmp_path / "keys.ini")
+    cloud = Ecs("cn-beijing", where, QUICK, None)
+    ways = {(client._https_proxy, client._ca) for client in cloud._sdk._clients.values()}
+    assert ways == {("http://127.0.0.1:9", str(tmp_path / "ca.pem"))}
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:7891")
+    with pytest.raises(RentError, match="ALL_PROXY"):
+        Ecs("cn-beijing", where, QUICK, None)
 
 
 UNKNOWN = refusal(404, "InvalidInstanceId.NotFound")
