@@ -47,8 +47,12 @@ BY_VARIABLES: Mapping[tuple[str, ...], Callable[[], Any]] = {
     ): OIDCRoleArnCredentialsProvider,
 }
 """Variables that count together; one of the first two alone is a mistake."""
-CREDENTIALS_FILE, CREDENTIALS_URI = "ALIBABA_CLOUD_CREDENTIALS_FILE", "ALIBABA_CLOUD_CREDENTIALS_URI"
-ROLE = "ALIBABA_CLOUD_ECS_METADATA"
+BY_VARIABLE: Mapping[str, Callable[[], Any]] = {
+    "ALIBABA_CLOUD_CREDENTIALS_FILE": ProfileCredentialsProvider,
+    "ALIBABA_CLOUD_ECS_METADATA": EcsRamRoleCredentialsProvider,
+    "ALIBABA_CLOUD_CREDENTIALS_URI": URLCredentialsProvider,
+}
+HOME = Path(auth_constant.HOME)
 ADDRESS = re.compile(r"with url: \S+ ?")
 """What errors quote of a signed request."""
 CENTRAL_VPC = {"cn-hangzhou": "vpc.aliyuncs.com"}
@@ -143,19 +147,14 @@ def _source(where: Endpoint) -> tuple[str, Callable[[], Any]]:
             return names[0], provider
         if present := [name for name in names[:2] if name not in missing]:
             raise NoCloud(f"{present[0]} is set, but not {', '.join(missing)}: set all of them, or none")
-    variable, home = os.environ.get, Path(auth_constant.HOME)
-    profile, credentials = home / ".aliyun/config.json", home / ".alibabacloud/credentials.ini"
-    has_profile = profile.is_file() or variable("ALIBABA_CLOUD_PROFILE")
-    is_enabled = variable("ALIBABA_CLOUD_CLI_PROFILE_DISABLED", "").lower() != "true"
-    sources: tuple[tuple[object, str, Callable[[], Any]], ...] = (
-        (has_profile and is_enabled, str(profile), CLIProfileCredentialsProvider),
-        (variable(CREDENTIALS_FILE), CREDENTIALS_FILE, ProfileCredentialsProvider),
-        (credentials.is_file(), str(credentials), ProfileCredentialsProvider),
-        (variable(ROLE), ROLE, EcsRamRoleCredentialsProvider),
-        (variable(CREDENTIALS_URI), CREDENTIALS_URI, URLCredentialsProvider),
-    )
-    for is_set_up, name, provider in sources:
-        if is_set_up:
+    profile, credentials = HOME / ".aliyun/config.json", HOME / ".alibabacloud/credentials.ini"
+    has_profile = profile.is_file() or os.environ.get("ALIBABA_CLOUD_PROFILE")
+    if has_profile and os.environ.get("ALIBABA_CLOUD_CLI_PROFILE_DISABLED", "").lower() != "true":
+        return str(profile), CLIProfileCredentialsProvider
+    if credentials.is_file() and not os.environ.get("ALIBABA_CLOUD_CREDENTIALS_FILE"):
+        return str(credentials), ProfileCredentialsProvider
+    for name, provider in BY_VARIABLE.items():
+        if os.environ.get(name):
             return name, provider
     raise NoCloud(NO_CREDENTIALS)
 
