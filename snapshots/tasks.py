@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import deploy
 from deploy.tasks import doctor
 from inventory.command_line import FAILURE, ask, say, sentences, yes_command
 from inventory.errors import InventoryError
+from inventory.renting.tasks import WAIT
 from training.laptop.tasks import stop
 from training.text.deferred import deferred
 
@@ -20,6 +22,7 @@ with deferred():
     from inventory import settings as cluster_toml
     from inventory.cloud import errors, opening
     from inventory.renting import cost, ledger, members, recovery, report, tags
+    from inventory.renting import disks as disk_plans
     from snapshots import create as creating
     from snapshots import listing, pruning, show
     from snapshots import rebuild as rebuilding
@@ -146,6 +149,7 @@ def prune(
         "hours": "rental time in hours; default: as in cluster.toml",
         "model": "recipe whose base model is read first; default: that of the newest run",
         "others": "proceed even if machines or disks are tagged with another owner",
+        "wait": WAIT,
         "dry": "only show the steps and what the snapshot contains",
         "yes": "do not ask",
     },
@@ -157,6 +161,7 @@ def rebuild(
     hours: float = 0.0,
     model: str = "",
     others: bool = False,
+    wait: bool = False,
     dry: bool = False,
     yes: bool = False,
 ) -> None:
@@ -169,7 +174,8 @@ def rebuild(
         known = [_model_folder(name) for name in settings.models.names]
         notes = wanted_models.notes_on(settings.models.names)
         with phases.phase("plan"):
-            plan = rebuilding.planned(cloud, settings, snapshot, wanted, hours, others=others)
+            planned = partial(rebuilding.planned, cloud, settings, snapshot, wanted, hours, others=others)
+            plan = disk_plans.when_free(planned, wait, cloud)
         show.print_rebuild(plan)
         for note in notes:
             say(note)

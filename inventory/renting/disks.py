@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
@@ -15,6 +16,7 @@ from inventory.renting import members, tags
 from inventory.renting.intents import DISK, Intents
 from inventory.settings import Settings
 
+T = TypeVar("T")
 Report = Callable[[str], None]
 LISTED_S = 60.0
 """How long a disk that was ordered with its machine may stay out of the lists."""
@@ -165,6 +167,25 @@ class DiskKeeper:
         return disk_id
 
 
+class DiskHeld(RentError):
+    """A machine that is being reclaimed still has the disk of the one to be made."""
+
+
+def when_free(plan: Callable[[], T], wait: bool, cloud: Cloud) -> T:
+    """The plan; with `wait` made again until no machine that is being reclaimed has a disk of it."""
+    told = ""
+    while True:
+        try:
+            return plan()
+        except DiskHeld as error:
+            if not wait:
+                raise
+            if str(error) != told:
+                print(f"{error}; waiting", flush=True)
+            told = str(error)
+            time.sleep(cloud.pace.poll_s)
+
+
 def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers: Collection[int]) -> None:
     """Raises RentError where a machine to be made would get another disk than the one it should have. Pure.
 
@@ -176,9 +197,9 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
         own = [d for d in disks if d.kind == "data" and _number(d, machines) == k]
         for disk in own:
             if _is_still_attached(disk):
-                raise RentError(
+                raise DiskHeld(
                     f"te{k} is being reclaimed, and its disk {disk.disk_id} ({disk.size_gib} GiB) is free when it is "
-                    "gone: run the same command again in 5 minutes. A new machine now would get another disk"
+                    "gone: --wait waits for that, some 5 minutes. A new machine now would get another disk"
                 )
         waiting = sorted((d for d in own if d.status == "Available" and not d.instance_id), key=lambda d: d.created)
         if len(waiting) > 1:

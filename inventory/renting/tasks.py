@@ -21,6 +21,7 @@ with deferred():
     from inventory import settings as cluster_toml
     from inventory.cloud import errors, opening
     from inventory.renting import access, members, report
+    from inventory.renting import disks as disk_plans
     from inventory.renting import down as removal
     from inventory.renting import machines as rented_machines
     from inventory.renting import plan as planning
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from inventory.settings import Settings
     from training.laptop.run_list.giving_back import RunsAtRisk
 
+WAIT = "if a machine is being reclaimed, wait until the disk that its successor gets is free"
 RECORD = "save the cloud's answers to this folder, with your personal details removed"
 
 
@@ -63,6 +65,7 @@ def _cloud(settings: Any, record: str) -> Any:
         "yes": "do not ask for confirmation",
         "partial": "accept fewer machines, of several types and zones if needed",
         "others": "proceed even if machines or disks are tagged with another owner",
+        "wait": WAIT,
         "dry": "only show what would be done and its cost",
         "record": RECORD,
     },
@@ -74,6 +77,7 @@ def up(
     yes: bool = False,
     partial: bool = False,
     others: bool = False,
+    wait: bool = False,
     dry: bool = False,
     record: str = "",
 ) -> None:
@@ -85,7 +89,7 @@ def up(
         length = hours or settings.rental.hours
         wish = planning.RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
-        plan = planning.plan_up(cloud, settings, wish)
+        plan = disk_plans.when_free(lambda: planning.plan_up(cloud, settings, wish), wait, cloud)
         wanted_models.refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
         notes += wanted_models.notes_on(settings.models.names)
         report.display(report.up_table(plan), *notes)
