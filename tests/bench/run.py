@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from tests.bench import cluster, dpo, outline, rebuild, training
+from tests.bench import cluster, dpo, outline, rebuild, talks, training
 from tests.bench.rows import measure, show
 from tests.support.local_cluster import ROOT
 
-GROUPS = (cluster.GROUP, rebuild.GROUP, training.GROUP, dpo.GROUP, outline.GROUP)
+GROUPS = (cluster.GROUP, rebuild.GROUP, training.GROUP, dpo.GROUP, outline.GROUP, talks.GROUP)
 NAMES = [name for group in GROUPS for name in group.names]
 
 

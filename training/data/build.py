@@ -26,11 +26,12 @@ from training.data.readers import Source, called, data_sha256, records
 from training.data.report import DataReport
 from training.data.sample import IGNORED, Bad, BadRecord, DataError, NothingLeftError
 from training.data.shapes import refuse_other_goal
+from training.data.template import generation_ends
 from training.recipe.recipe import Recipe
 from training.recipe.tables import Validation
 from training.text.files import drop_unused, half_made, mark_used
 
-VERSION = 8
+VERSION = 9
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
@@ -62,6 +63,7 @@ def content_hash(source: Path, tokenizer: Any, recipe: Recipe) -> str:
             "does": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
             "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
             "template": tokenizer.chat_template,
+            "ends": generation_ends(tokenizer),
         },
         "recipe": recipe.data_settings(),
     }

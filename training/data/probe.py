@@ -11,8 +11,12 @@ from typing import Any
 
 from training.data.turns import THOUGHT_KEYS, THOUGHT_MARK, Turn
 
-Fresh = Callable[[str], str]
-"""Another word, for what it stands for."""
+Fresh = Callable[[str, str], str]
+"""Another text, for what it stands for and the text that stood there."""
+ARGUMENTS = "the arguments of a tool call"
+WORD = re.compile(r"zq\d+qz")
+MARK = "\ue0aa"
+"""Of Unicode's private use: no words have it, and no template."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class Part:
     what: str
     word: str
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether `marked` puts a mark before what it stands for."""
+        return self.turn > 0 and self.what != ARGUMENTS
+
 
 def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Turn], list[Any], list[Part]]:
     """A conversation and tools of the same shape, and its words."""
@@ -34,7 +43,7 @@ def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[l
         return parts[-1].word
 
     made = [
-        _rewritten(turn, lambda what, number=number: fresh(number, what))  # type: ignore[misc]
+        _rewritten(turn, lambda what, _, number=number: fresh(number, what))  # type: ignore[misc]
         for number, turn in enumerate(turns, start=1)
     ]
     fresh_tools: list[Any] = []
@@ -51,11 +60,26 @@ def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[l
 def made_up(turn: Turn) -> tuple[Turn, Turn]:
     """Two turns that share no letter with each other; the second has no marks of thoughts in its content either."""
     plain = {**turn, "content": turn["content"] and "B"}
-    return _rewritten(turn, lambda _: "A"), _rewritten(plain, lambda _: "B")
+    return _rewritten(turn, lambda *_: "A"), _rewritten(plain, lambda *_: "B")
 
 
-def shape(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> Hashable:
-    """What a template may decide on, apart from the words: equal shapes are probed once."""
+def marked(turn: Turn) -> Turn:
+    """The turn with a mark before the first letter of each part, but for the arguments of its calls."""
+    calls = turn.get("tool_calls", ())
+    rewritten = _rewritten(turn, lambda _, text: text.replace(text.strip(), MARK + text.strip(), 1))
+    for call, original in zip(rewritten.get("tool_calls", ()), calls, strict=True):
+        call["function"]["arguments"] = original["function"]["arguments"]
+    return rewritten
+
+
+def words_in(text: str) -> set[str]:
+    """The words of a probe that stand in it."""
+    return {*WORD.findall(text)}
+
+
+def shape(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Hashable, ...], bool]:
+    """What a template may decide on, of each turn and of the tools, apart from the words: equal shapes are probed
+    once."""
     kinds = tuple(
         (
             turn["role"],
@@ -88,13 +112,13 @@ def _reworded(text: str, fresh: Fresh, what: str) -> str:
     for place, piece in enumerate(pieces):
         if piece.strip() and not THOUGHT_MARK.fullmatch(piece):
             thought = pieces[place + 1 : place + 2] == ["</think>"]
-            pieces[place] = fresh("the thoughts" if thought else what)
+            pieces[place] = fresh("the thoughts" if thought else what, piece)
     return "".join(pieces)
 
 
 def _recalled(call: Mapping[str, Any], fresh: Fresh) -> dict[str, Any]:
-    name, what = fresh("a tool call"), "the arguments of a tool call"
-    arguments = {fresh(what): fresh(what)} if call["function"]["arguments"] else {}
+    name = fresh("a tool call", call["function"]["name"])
+    arguments = {fresh(ARGUMENTS, ""): fresh(ARGUMENTS, "")} if call["function"]["arguments"] else {}
     return {**call, "function": {"name": name, "arguments": arguments}}
 
 
@@ -107,7 +131,7 @@ def words_of(turn: Turn) -> Iterator[tuple[str, str]]:
                 yield ("the thoughts" if pieces[place + 1 : place + 2] == ["</think>"] else what), piece
     for call in turn.get("tool_calls", ()):
         yield "a tool call", call["function"]["name"]
-        yield from (("the arguments of a tool call", text) for text in _texts(call["function"]["arguments"]))
+        yield from ((ARGUMENTS, text) for text in _texts(call["function"]["arguments"]))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -7,8 +7,10 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from training.data import probe
@@ -28,8 +30,11 @@ class Template:
 
     end_of_turn: str | None
     """The special token behind what the assistant says; None where there is none."""
-    has_generation: bool
-    """It marks the assistant's words with {% generation %}, each turn once."""
+    next_turn: str
+    """What ends an answer of those that nothing else ends: the beginning of the next turn, with which the model is to
+    stop by its generation_config.json. Empty where there is an end."""
+    next_result: str
+    """The same behind tool calls."""
     arguments_as_text: bool
     """It wants a tool call's arguments as JSON text, not as an object."""
     header: str
@@ -48,6 +53,8 @@ class Stretch:
     text: str
     start: int
     stop: int
+    asks: str = ""
+    """What the request for the answer has that is not shown."""
 
 
 class ChatTemplate:
@@ -55,8 +62,12 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, args: Mapping[str, Any] | None = None) -> None:
         """`args`: what the template is given besides the conversation, as enable_thinking. Raises DataError."""
+        from transformers.utils import chat_template_utils
+
+        self._jinja = chat_template_utils
         self.tokenizer, self.args = tokenizer, dict(args or {})
-        self.special = special_tokens(tokenizer)
+        self._stop_the_clock()
+        self.special, self._marks = special_tokens(tokenizer), dict[bool, bool]()
         self._refuse_unread()
         self.facts = self._tried_out()
 
@@ -65,29 +76,56 @@ class ChatTemplate:
         with _rendering():
             return str(self.tokenizer.apply_chat_template(list(turns), **options))
 
+    def whole(self, turns: Sequence[Turn], tools: Tools = ()) -> str:
+        """With the end of the last answer, where that is the beginning of the next turn."""
+        behind = self.facts.next_result if turns[-1].get("tool_calls") else self.facts.next_turn
+        return self.text(turns, tools) + (behind if turns[-1]["role"] == "assistant" else "")
+
+    def marks_answers(self, tools: Tools) -> bool:
+        """Whether the template, of several the one for these tools, marks the assistant's words with {% generation %},
+        each turn once."""
+        if (with_tools := bool(tools)) not in self._marks:
+            source = str(self.tokenizer.get_chat_template(None, list(tools) or None))
+            marked = re.search(r"\{%-?\s*generation\b", source) is not None
+            self._marks[with_tools] = marked and len(self._spans([_QUESTION, _ANSWER], tools)[1]) == 1
+        return self._marks[with_tools]
+
     def stretches(self, turns: Sequence[Turn], tools: Tools, places: Sequence[int], alone: frozenset[int]) -> Any:
         """The answers at `places`: those that are marked from one rendering, but for those that are to be looked for
         with nothing behind them; without marks all of these."""
-        if not self.facts.has_generation:
+        if not self.marks_answers(tools):
             return [self._asked(turns[: place + 1], tools) for place in places]
         marked = {one.place: one for one in self._marked(turns, tools)}
         return [self._marked(turns[: place + 1], tools)[-1] if place in alone else marked[place] for place in places]
 
     def _marked(self, turns: Sequence[Turn], tools: Tools) -> list[Stretch]:
         """By the template's own {% generation %} marks."""
-        text, spans = _marked(self.tokenizer, turns, tools, self.args)
+        text, spans = self._spans(turns, tools)
         places = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
         if len(spans) != len(places):
             raise BadRecord(f"the model's chat template marks {len(spans)} of {len(places)} assistant turns")
         return [Stretch(place, text, start, stop) for place, (start, stop) in zip(places, spans, strict=True)]
 
+    def _spans(self, turns: Sequence[Turn], tools: Tools) -> tuple[str, list[Span]]:
+        """The rendered text, and what of it is marked."""
+        with _rendering():
+            texts, spans = self._jinja.render_jinja_template(
+                conversations=[list(turns)],
+                tools=list(tools) or None,
+                chat_template=self.tokenizer.get_chat_template(None, list(tools) or None),
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **self.args},
+            )
+        return texts[0], list(spans[0])
+
     def _asked(self, turns: Sequence[Turn], tools: Tools) -> Stretch:
         """Without marks: an answer, here the last turn, is what is rendered behind the request for it."""
         if len(turns) == 1:  # nothing asks for it, and few templates render a request without any turn
             return self._behind_header(turns, tools)
-        text, prompt = self.text(turns, tools), self.text(turns[:-1], tools, prompt=True)
+        text, prompt = self.whole(turns, tools), self.text(turns[:-1], tools, prompt=True)
         start = len(prompt) if text.startswith(prompt) else self._beginning(text, prompt, turns, tools)
-        return Stretch(len(turns) - 1, text, start, len(text))
+        asks = prompt[start:] if text.startswith(prompt[:start]) else ""
+        return Stretch(len(turns) - 1, text, start, len(text), asks)
 
     def _beginning(self, text: str, prompt: str, turns: Sequence[Turn], tools: Tools) -> int:
         """Where the last answer begins though `prompt`, the request for it, is not what stands before it. Either it
@@ -110,7 +148,7 @@ class ChatTemplate:
     def _behind_header(self, turns: Sequence[Turn], tools: Tools) -> Stretch:
         """The last answer from behind the header that stands last before its own letters."""
         pair = [self.text([*turns[:-1], *self.taken([one])], tools) for one in probe.made_up(turns[-1])]
-        text = self.text(turns, tools)
+        text = self.whole(turns, tools)
         own = min(_shared(text, other) for other in pair)
         header = text.rfind(self.facts.header, 0, own)
         start = header + len(self.facts.header) if header >= 0 else own
@@ -125,6 +163,13 @@ class ChatTemplate:
                 {self.facts.thought if key == THOUGHT else key: value for key, value in turn.items()} for turn in turns
             ]
         return turns
+
+    def _stop_the_clock(self) -> None:
+        """A time of day in a template is the same in all renderings, which are held against each other."""
+        templates, now = self.tokenizer.chat_template, datetime.now()
+        for source in templates.values() if isinstance(templates, dict) else [templates]:
+            with _rendering():
+                self._jinja._compile_jinja_template(source).globals["strftime_now"] = now.strftime
 
     def _refuse_unread(self) -> None:
         """An argument that no template asks for would change nothing, and nobody would know."""
@@ -152,15 +197,29 @@ class ChatTemplate:
             another = self.text([_QUESTION, _ANSWER, _QUESTION]).rpartition(_ANSWER["content"])[2]
             if end + eos in another.partition(_QUESTION["content"])[0]:  # Cohere 2: each turn ends with both
                 end = str(eos)
-        marked = re.search(r"\{%-?\s*generation\b", str(self.tokenizer.get_chat_template())) is not None
+        as_text = self._wants_text()
+        next_turn = "" if end else self._next_sign(_ANSWER, _QUESTION)
+        call = _with_arguments_as_text(_CALL) if as_text else _CALL
         begins = min(_shared(question, exchange), _shared(question, thoughtful), exchange.rindex(_ANSWER["content"]))
         return Template(
-            end_of_turn=end,
-            has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], (), self.args)[1]) == 1,
-            arguments_as_text=self._wants_text(),
+            end_of_turn=end or next_turn.strip() or None,
+            next_turn=next_turn,
+            next_result=next_turn and (self._next_sign(call, _RESULT) or next_turn),
+            arguments_as_text=as_text,
             header=question[before:begins],
             thought=self._name_of_thoughts(),
         )
+
+    def _next_sign(self, answer: Turn, following: Turn) -> str:
+        """What is put between an answer and what follows, where that begins as generation_config.json says that answers
+        end (GLM: with the user's own sign). Empty where it does not."""
+        with suppress(BadRecord):
+            before, both = self.text([_QUESTION, answer]), self.text([_QUESTION, answer, following])
+            behind = both.removeprefix(before)
+            for sign in generation_ends(self.tokenizer):
+                if behind.lstrip().startswith(sign):
+                    return behind[: behind.index(sign) + len(sign)]
+        return ""
 
     def _name_of_thoughts(self) -> str:
         """Of those in use the first that is shown; where none is, a record with thoughts is refused by name."""
@@ -173,13 +232,11 @@ class ChatTemplate:
         return THOUGHT
 
     def _wants_text(self) -> bool:
-        function: dict[str, Any] = {"name": "look", "arguments": {"at": "it"}}
-        call: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         try:
-            return "{'at'" in self.text([_QUESTION, call])  # an object as Python prints it, not as JSON
+            return "{'at'" in self.text([_QUESTION, _CALL])  # an object as Python prints it, not as JSON
         except BadRecord:
             try:
-                self.text([_QUESTION, _with_arguments_as_text(call)])
+                self.text([_QUESTION, _with_arguments_as_text(_CALL)])
             except BadRecord:
                 return False
             return True
@@ -219,6 +276,12 @@ def _in_time() -> Iterator[None]:
 
 _QUESTION: Turn = {"role": "user", "content": "question"}
 _ANSWER: Turn = {"role": "assistant", "content": "answer"}
+_CALL: Turn = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}],
+}
+_RESULT: Turn = {"role": "tool", "content": "result"}
 _THOUGHTFUL: Turn = {"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}
 
 
@@ -234,20 +297,6 @@ def _shared(left: str, right: str) -> int:
     return same
 
 
-def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools, args: Mapping[str, Any]) -> tuple[str, list[Span]]:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    with _rendering():
-        texts, spans = render_jinja_template(
-            conversations=[list(turns)],
-            tools=list(tools) or None,
-            chat_template=tokenizer.get_chat_template(None, list(tools) or None),
-            return_assistant_tokens_mask=True,
-            **{**tokenizer.special_tokens_map, **args},
-        )
-    return texts[0], list(spans[0])
-
-
 def _thinks(turn: Turn) -> bool:
     return any(turn.get(key, "").strip() for key in THOUGHT_KEYS) or "</think>" in turn["content"]
 
@@ -256,6 +305,15 @@ def special_tokens(tokenizer: Any) -> set[str]:
     """Every special token: some makers name theirs among the added tokens alone."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return added | set(tokenizer.all_special_tokens)
+
+
+def generation_ends(tokenizer: Any) -> list[str]:
+    """The tokens at which the model stops by the generation_config.json beside its tokenizer."""
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        content = (Path(tokenizer.name_or_path) / "generation_config.json").read_text(encoding="utf-8")
+        ends = json.loads(content).get("eos_token_id")
+        return list(tokenizer.convert_ids_to_tokens(ends if isinstance(ends, list) else [ends]))
+    return []
 
 
 def _with_arguments_as_text(turn: Turn) -> Turn:

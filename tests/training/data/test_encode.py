@@ -23,6 +23,7 @@ from tests.support.chat_templates import (
 from training.data.encode import Encoder
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.template import ChatTemplate
 from training.models import tiny
 
 pytestmark = pytest.mark.torch
@@ -73,7 +74,7 @@ def test_the_marks_of_a_template_are_known_from_its_source(tokenizer):
     found = []
     for template in (tiny.CHAT_TEMPLATE, MARKED, MARKED_SHORT):
         tokenizer.chat_template = template
-        found.append(Encoder(tokenizer, 10, "assistant").template.has_generation)
+        found.append(ChatTemplate(tokenizer).marks_answers(()))
     assert found == [False, True, True]
 
 
@@ -377,3 +378,82 @@ def test_records_tokenised_together_are_what_each_is_alone(tokenizer):
     together = [sample for sample, _ in encoder.samples(texts)]
     alone = [encoder.samples([text])[0][0] for text in texts]
     assert together == alone
+
+
+GLM = (
+    "{%- for message in messages %}{{- '<|' + {'tool': 'observation'}.get(message.role, message.role) + '|>\\n' }}"
+    "{{- message.content }}{%- for call in message.tool_calls or [] %}{{- call.function.name }}"
+    "{{- call.function.arguments | tojson }}{%- endfor %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize("ends", [["<|user|>", "<|observation|>"], ["<|endoftext|>"]])
+def test_where_the_next_turn_ends_an_answer_its_beginning_is_learned(ends, tmp_path):
+    """As GLM's models stop, by their generation_config.json: with the sign of the user, or of a tool's result."""
+    base = tiny._tokenizer(["the quick brown fox"])
+    base.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|observation|>"]})
+    base.chat_template, base.name_or_path = GLM, str(tmp_path)
+    ids = base.convert_tokens_to_ids(ends)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    turns = [*TOOL_TURNS, {"role": "assistant", "content": "wet"}, *CHAT["messages"][2:], *TOOL_TURNS[:2]]
+    (sample,) = _encoded(base, {"messages": turns})
+    call, stops = 'look{"at": "天"}', ends if len(ends) > 1 else ["", ""]
+    user, result = stops
+    assert _learned(base, sample) == f"{call}{result}wet{user}second answer{user}{call}{result}"
+    assert (Encoder(base, 10, "assistant").end_id in ids) is bool(user)
+
+
+def test_a_template_that_marks_no_answers_beside_one_that_does_is_read_as_any_other(tokenizer):
+    record = {"messages": [*TOOL_TURNS, {"role": "assistant", "content": "wet"}], "tools": [{"name": "look"}]}
+    tokenizer.chat_template = {"default": MARKED, "tool_use": TOOLS}
+    for one, learned in (
+        (record, '<call>look {"at": "天"}</call><|im_end|>wet<|im_end|>'),
+        (CHAT, "您好，世界<|im_end|>second answer<|im_end|>"),
+    ):
+        (sample,) = _encoded(tokenizer, one)
+        assert _learned(tokenizer, sample) == learned
+
+
+def test_a_time_of_day_in_a_template_does_not_hide_an_answer(tokenizer):
+    clock = "{{- strftime_now('%H:%M:%S.%f') }}" + tiny.CHAT_TEMPLATE
+    (sample,) = _encoded(tokenizer, CHAT, clock)
+    assert _learned(tokenizer, sample) == "您好，世界<|im_end|>second answer<|im_end|>"
+
+
+def _chat(exchanges):
+    for number in range(exchanges):
+        yield {"role": "user", "content": f" question {number}\n"}
+        yield {"role": "assistant", "content": f"\nanswer {number} "}
+
+
+def _with_calls(exchanges):
+    yield {"role": "user", "content": "question"}
+    for number in range(exchanges):
+        yield {**CALL, "content": f"<think>\nanswer {number}</think>"}
+        yield {"role": "tool", "content": f"rain {number}" if number % 3 else ""}
+    yield {"role": "assistant", "content": "last"}
+
+
+@pytest.mark.parametrize(
+    ("talk", "template"),
+    [
+        *((_chat, template) for template in (tiny.CHAT_TEMPLATE, MARKED, TWO_ENDS)),
+        *((_with_calls, template) for template in (TOOLS, TEXT_ARGUMENTS)),
+    ],
+)
+def test_a_long_conversation_is_rendered_as_often_as_a_short_one(tokenizer, monkeypatch, template, talk):
+    rendered, once = [], ChatTemplate.text
+    monkeypatch.setattr(ChatTemplate, "text", lambda *args, **more: rendered.append(1) or once(*args, **more))
+    tokenizer.chat_template = template
+    encoder, counts = Encoder(tokenizer, 100_000, "assistant"), []
+    for exchanges in (9, 45):
+        turns = list(talk(exchanges))
+        for _ in range(2):  # the first of its shape, and another
+            rendered.clear()
+            ((sample, _),) = encoder.samples(encoder.rendered(recognised({"messages": turns})))
+            counts.append(len(rendered))
+        learned = _learned(tokenizer, sample)
+        assert learned.count("<|im_end|>") == sum(turn["role"] == "assistant" for turn in turns)
+        assert learned.count("answer") == exchanges and "question" not in learned and "rain" not in learned
+    assert counts[:2] == counts[2:]
