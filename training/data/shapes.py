@@ -222,7 +222,7 @@ def _checked(
     for place, turn in enumerate(turns, start=1):
         if turn["role"] == "tool" and not called:
             raise BadRecord(f"turn {place} answers a tool call, but none was made before it")
-        called = bool(turn.get("tool_calls")) or (called and turn["role"] == "tool")
+        called = turn["role"] == "assistant" or (called and turn["role"] == "tool")  # a call may be written as text
     if not any(turn["role"] == "assistant" for turn in completion):
         raise BadRecord("no assistant turn, so nothing to learn")
     if not any(turn["role"] == "user" for turn in turns):

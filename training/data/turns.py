@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,9 +19,9 @@ CALLED = {
     **{role: role for role in ROLES},
     "developer": "system",
     "human": "user",
-    "gpt": "assistant",
-    CALL: CALL,
-    "observation": "tool",
+    **dict.fromkeys(("gpt", "model", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys((CALL, "tool_call"), CALL),
+    **dict.fromkeys(("observation", "tool_response", "function"), "tool"),
 }
 """What data call who speaks, and its role. A function_call is the assistant's, written as JSON."""
 THOUGHT = "reasoning_content"
@@ -73,26 +74,27 @@ def speaker(turn: Any) -> Any:
 def _turn(turn: Any, place: int) -> Turn:
     if not isinstance(turn, dict):
         raise BadRecord(f"turn {place} must be an object with a role and a content, found {kind_of(turn)}")
-    speaker_name, calls = speaker(turn), turn.get("tool_calls")
+    speaker_name, calls = speaker(turn), _unpacked(turn.get("tool_calls"), "tool_calls", place)
     role = CALLED.get(speaker_name) if isinstance(speaker_name, str) else None
     if role is None:
-        raise BadRecord(f"turn {place} has the role {speaker_name!r}; {', '.join(ROLES)} are known")
+        raise BadRecord(f"turn {place} has the role {speaker_name!r}; {', '.join(CALLED)} are known")
     if calls and role != "assistant":
         raise BadRecord(f"turn {place} calls tools, but only the assistant may")
     if kinds := [name for name in MEDIA if turn.get(name)]:
         raise media(f"turn {place}", kinds)
     if CALL in turn:
-        raise BadRecord(f"turn {place} has a function_call, which is not supported")
-    content = _content(turn.get("content", turn.get("value")), place)
-    if not isinstance(content, str) and not (content is None and calls):
-        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
+        calls = calls or [_unpacked(turn[CALL], CALL, place)]
+    content = turn.get("content", turn.get("value"))
     if role == CALL:
-        made = parsed(str(content), f"the function_call of turn {place}")
+        made = _unpacked(content, CALL, place)
         role, content, calls = "assistant", "", made if isinstance(made, list) else [made]
+    content = _content(content, place, role)
+    if not isinstance(content, str) and not (content in (None, []) and calls):
+        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
     normalised: Turn = {"role": role, "content": content or ""}
     if calls:
         normalised["tool_calls"] = _tool_calls(calls, place)
-    normalised |= {name: text_of(turn[name], f"{name} of turn {place}") for name in _TEXTS if name in turn}
+    normalised |= {name: text_of(_numbered(turn[name]), f"{name} of turn {place}") for name in _TEXTS if name in turn}
     if thoughts := {key: text_of(turn[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in turn}:
         if len(set(thoughts.values())) > 1:
             raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}")
@@ -102,9 +104,25 @@ def _turn(turn: Any, place: int) -> Turn:
     return normalised
 
 
-def _content(content: Any, place: int) -> Any:
-    """The text of a turn; that of its parts together, where it is written in parts as models that see take it."""
-    if not isinstance(content, list) or not content or not all(isinstance(part, dict) for part in content):
+def _unpacked(value: Any, key: str, place: int) -> Any:
+    """Calls, which may be JSON in a text; nothing for a text of blanks."""
+    if not isinstance(value, str):
+        return value
+    return parsed(value, f"the {key} of turn {place}") if value.strip() else None
+
+
+def _numbered(name: Any) -> Any:
+    """A call's name, which some count."""
+    return str(name) if isinstance(name, int) else name
+
+
+def _content(content: Any, place: int, role: str) -> Any:
+    """The text of a turn; that of its parts together, where it is written in parts as models that see take it. What a
+    tool gives may be any value, which models get as JSON."""
+    parts = isinstance(content, list) and content and all(isinstance(part, dict) for part in content)
+    if role == "tool" and not isinstance(content, str | None) and not (parts and all("type" in it for it in content)):
+        return json.dumps(content, ensure_ascii=False)
+    if not parts:
         return content
     kinds = dict.fromkeys(str(part.get("type", "text")) for part in content)
     if other := [kind for kind in kinds if kind not in _TEXT_PARTS]:
@@ -139,12 +157,11 @@ def _tool_call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRecord(f"a tool call of turn {place} needs a function with a name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):  # as OpenAI writes them; templates render an object
-        arguments = parsed(arguments, f"the arguments of a tool call of turn {place}")
+    arguments = _unpacked(function.get("arguments"), "arguments of a tool call", place)  # OpenAI writes them as text
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
     normalised: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    if isinstance(call.get("id"), str):
-        normalised["id"] = call["id"]
+    if isinstance(name := _numbered(call.get("id")), str):
+        normalised["id"] = name
     return normalised

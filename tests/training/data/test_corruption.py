@@ -180,7 +180,7 @@ def _texts_of(raw):
             said = [("system", raw["system"])] if raw.get("system") else []
             turns = [{name: value for name, value in turn.items() if value is not None} for turn in raw[key]]
             told = [(turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))) for turn in turns]
-            return said + [(names.get(who, who), "" if who == "function_call" else text or "") for who, text in told]
+            return said + [(names.get(who, who), _content_of(who, text)) for who, text in told]
     if raw.get("prompt") is not None and raw.get("completion") is not None:
         return [("user", raw["prompt"]), ("assistant", raw["completion"])]
     if raw.get("instruction") is not None and raw.get("output") is not None:
@@ -189,10 +189,18 @@ def _texts_of(raw):
     return [("text", raw["text"])]
 
 
+def _content_of(who, value):
+    """The text of a turn; any value of a tool is text as JSON."""
+    if who in {"tool", "observation"} and not isinstance(value, str | None):
+        return json.dumps(value, ensure_ascii=False)
+    return "" if who == "function_call" else value or ""
+
+
 def _calls_of(raw):
     turns = raw.get("messages") or []
     calls = [call.get("function", call) for turn in turns for call in turn.get("tool_calls") or []]
-    return [(call["name"], json.loads(call["arguments"])) for call in calls if isinstance(call["arguments"], str)]
+    given = [(call["name"], call.get("arguments") or "{}") for call in calls]
+    return [(name, json.loads(arguments)) for name, arguments in given if isinstance(arguments, str)]
 
 
 def _look_at(path, seen):

@@ -62,6 +62,54 @@ def test_messages_keep_every_turn_with_its_tool_calls_and_tools():
     assert recognised({**CHAT, "tools": json.dumps(TOOLS)}).tools == tuple(TOOLS)
 
 
+@pytest.mark.parametrize("call", ["function_call", "tool_call"])
+@pytest.mark.parametrize("result", ["observation", "tool_response", "function", "tool"])
+@pytest.mark.parametrize("answer", ["gpt", "model", "chatgpt", "bing", "bard", "assistant"])
+def test_the_roles_of_other_tools_and_vendors_are_known(call, result, answer):
+    called = json.dumps(CALL["function"] | {"arguments": {"city": "上海"}})
+    turns = [_turn("human", "上海天气?"), _turn(call, called), _turn(result, "雨"), _turn(answer, "下雨。")]
+    assert recognised({"messages": turns}).turns == recognised({"messages": [*_asking({"city": "上海"})]}).turns
+
+
+def _asking(arguments, **more):
+    function = {"name": "weather"} | ({} if arguments is ... else {"arguments": arguments})
+    yield _turn("user", "上海天气?")
+    yield {"role": "assistant", "content": "", "tool_calls": [{"function": function}]} | more
+    yield from (_turn("tool", "雨"), _turn("assistant", "下雨。"))
+
+
+@pytest.mark.parametrize("arguments", [..., "", " ", None, {}, "{}"])
+def test_a_call_may_have_no_arguments(arguments):
+    calls = recognised({"messages": [*_asking(arguments)]}).turns[1]["tool_calls"]
+    assert calls == [{"type": "function", "function": {"name": "weather", "arguments": {}}}]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"tool_calls": json.dumps([CALL | {"id": 7}])},
+        {"tool_calls": [CALL | {"id": 7}], "content": []},
+        {"tool_calls": None, "function_call": CALL["function"], "id": 7},
+    ],
+)
+def test_calls_in_other_spellings_are_the_same(written):
+    (call,) = recognised({"messages": [*_asking({}, **written)]}).turns[1]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": {"city": "上海"}}
+    assert call.get("id", "7") == "7"
+
+
+@pytest.mark.parametrize("value", [{"rain": 0, "in": "上海"}, [1, {"a": "b"}], [{"a": "b"}], 21.5])
+def test_what_a_tool_gives_may_be_any_value(value):
+    turns = [*ASKING[:2], _turn("tool", value, tool_call_id=7), _turn("assistant", "下雨。")]
+    result = recognised({"messages": turns}).turns[2]
+    assert json.loads(result["content"]) == value and result["tool_call_id"] == "7"
+
+
+def test_a_call_may_be_written_as_text():
+    turns = [_turn("user", "q"), _turn("assistant", '<call>{"name": "look"}</call>'), _turn("tool", "y")]
+    assert _said({"messages": turns}) == [(turn["role"], turn["content"]) for turn in turns]
+
+
 def test_a_message_of_weight_0_is_context_only():
     turns = [
         _turn("user", "a"),
@@ -247,7 +295,6 @@ def test_plain_text_is_all_completion():
         ({"messages": [_turn("user", "x"), _turn("tool", "y"), _turn("assistant", "z")]}, "none was made before it"),
         ({"messages": [ASKING[0], _turn("assistant", None, tool_calls=[{"id": 1}])]}, "needs a function with a name"),
         ({"messages": [_turn("user", "x"), _turn("assistant", "y", weight=0.5)]}, "weight 0.5"),
-        ({"messages": [_turn("user", "x"), _turn("assistant", "", function_call={})]}, "turn 2 has a function_call"),
         ({"messages": CHAT["messages"], "tools": True}, "tools must be a list of objects"),
         ({"conversations": [{"from": "human", "value": 1}]}, "turn 1 needs a role and a content of text, found number"),
         ({"conversations": [{"from": "bot", "value": "x"}]}, "role 'bot'"),
