@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -25,7 +26,7 @@ from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
 from training.data.report import DataReport
 from training.data.sample import IGNORED, Bad, BadRecord, DataError, NothingLeftError
-from training.data.shapes import refuse_other_goal
+from training.data.shapes import only_thinks, refuse_other_goal, thoughts_cut_off
 from training.data.template import generation_ends
 from training.recipe.recipe import Recipe
 from training.recipe.tables import Validation
@@ -109,6 +110,8 @@ class Build:
     marked: int = 0
     """Records with special tokens in their words."""
     marks: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Records of the whole data by what is odd about them."""
 
     def run(self, source: Source, content: str) -> dict[str, DataReport]:
         """The report of each part. DataError where there are bad records, unless they are skipped, or nothing to learn
@@ -147,12 +150,16 @@ class Build:
             sides = (record, *([record.rejected] if record.rejected else []))
             marks = {mark for side in sides for mark in self.encoder.marks(side)}
             self.marked, self.marks = self.marked + bool(marks), self.marks | marks
+            turns = [turn for side in sides for turn in side.turns]
+            self.counts["cut_thoughts"] += any(map(thoughts_cut_off, turns))
+            self.counts["only_thoughts"] += any(map(only_thinks, turns))
             self.watch.read(where, record, part == VALIDATION)
             yield Waiting(where, part, rendered)
 
     def _write(self, waiting: list[Waiting]) -> None:
         made = iter(self.encoder.samples([text for one in waiting for text in one.rendered]))
-        end = self.encoder.end_id
+        end, tokenizer = self.encoder.end_id, self.encoder.tokenizer
+        unknown = None if tokenizer.unk_token_id in {end, tokenizer.eos_token_id} else tokenizer.unk_token_id
         for one in waiting:
             writer = self._writers[one.part]
             samples = [next(made) for _ in one.rendered]
@@ -169,6 +176,7 @@ class Build:
                     writer.add(sample)
                     self.teaches_end = self.teaches_end or end in sample.labels[1:]
             writer.empty += not learnable
+            self.counts["unknown"] += any(unknown in sample.labels[1:] for sample, _ in samples)
             self.watch.made(one.where, one.part == VALIDATION, samples, encode.SIDES if pair else ())
 
     def _nothing(self, source: Source, part: str, writer: Writer) -> str:
@@ -194,6 +202,7 @@ class Build:
             "leaked": repeats.leaked,
             "marked": self.marked,
             "marks": sorted(self.marks)[:MOST_MARKS],
+            **self.counts,
             "longest_uncut": lengths.longest if lengths else 0,
             "template": template is not None,
             "end_of_turn": None if end is None else tokenizer.convert_ids_to_tokens(end),

@@ -49,6 +49,12 @@ class DataReport:
     """Records of the whole data with special tokens in their words."""
     marks: tuple[str, ...] = ()
     """The first of these tokens."""
+    unknown: int = 0
+    """Records that teach the token for what the vocabulary lacks."""
+    cut_thoughts: int = 0
+    """Records with thoughts that are opened and not ended."""
+    only_thoughts: int = 0
+    """Records with thoughts that no answer follows."""
     longest_uncut: int = 0
     """Tokens of the longest sample of the whole data, before any was cut."""
     pairs: int = 0

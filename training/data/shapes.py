@@ -246,6 +246,17 @@ def speaks(turn: Turn) -> bool:
     return turn["role"] == "assistant" and (is_worded(words) or bool(turn.get("tool_calls")))
 
 
+def thoughts_cut_off(turn: Turn) -> bool:
+    """Whether it opens thoughts and does not end them, as a sampler leaves them at its limit."""
+    return turn["role"] == "assistant" and THOUGHT_MARK.findall(turn["content"])[-1:] == ["<think>"]
+
+
+def only_thinks(turn: Turn) -> bool:
+    """Whether nothing follows its thoughts, neither an answer nor a call."""
+    answers = is_worded(turn["content"].rpartition("</think>")[2]) or bool(turn.get("tool_calls"))
+    return speaks(turn) and not answers and not thoughts_cut_off(turn)
+
+
 def _tools(tools: Any) -> list[dict[str, Any]]:
     if isinstance(tools, str) and tools.strip():
         tools = parsed(tools, "tools")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from tests.support import programs
-from tests.support.chat_templates import FORGETFUL, MARKED, OPENS_THOUGHTS
+from tests.support.chat_templates import FORGETFUL, MARKED, OPENS_THOUGHTS, TOOLS
 from tests.support.hub import Hub
 from tests.support.no_torch import fab_without_torch
 from tests.support.paper_weights import write_shapes
@@ -104,6 +105,34 @@ def test_special_tokens_in_the_words_are_counted_and_said(tokenizer, tmp_path):
         ("<|im_end|>", "<|im_start|>"),
     )
     assert any("2 records with special tokens in the words" in line for line in remarks(look))
+
+
+def test_thoughts_without_an_end_or_an_answer_are_counted_and_said(tokenizer, tmp_path):
+    cut = [_turns("q", f"<think>\nhm {n}") for n in range(2)]
+    alone = [_turns("q", f"<think>\nhm {n}\n</think>\n\n") for n in range(3)]
+    call = {"tool_calls": [{"function": {"name": "look"}}], "content": "<think>so</think>", "role": "assistant"}
+    speaks = [_turns("q", "<think>hm</think>a", "<think> is", "so"), {"messages": [*_turns("q")["messages"], call]}]
+    tokenizer.chat_template = TOOLS
+    look = _looked(tokenizer, _written(tmp_path / "a.jsonl", [*cut, *alone, *speaks]))
+    assert (look.train.cut_thoughts, look.train.only_thoughts, look.train.unknown) == (2, 3, 0)
+    assert len({*remarks(look)}) == len({*remarks(replace(look, train=replace(look.train, cut_thoughts=0)))}) + 1
+
+
+def test_letters_that_the_vocabulary_lacks_are_counted_and_said(tmp_path):
+    from tokenizers import Tokenizer, models
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = models.WordLevel({"<unk>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "yes": 3}, unk_token="<unk>")
+    inner = Tokenizer(words)
+    inner.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"pad_token": "<|im_start|>"})
+    tokenizer.chat_template = tiny.CHAT_TEMPLATE
+    known = [_turns("who?", "yes yes") for _ in range(3)]
+    look = _looked(tokenizer, _written(tmp_path / "a.jsonl", [*known, _turns("yes", "yes 雨"), _turns("yes", "雨")]))
+    assert look.train.unknown == 2
+    assert len({*remarks(look)}) == len({*remarks(replace(look, train=replace(look.train, unknown=0)))}) + 1
 
 
 def _shown_texts(look):

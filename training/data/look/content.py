@@ -122,10 +122,21 @@ def remarks(look: Look) -> Iterator[str]:
     if look.train and look.train.marked:
         marked, cure = many(look.train.marked, "record"), cure_of_marks(look.survey.shapes)
         yield f"{marked} with special tokens in the words ({', '.join(look.train.marks)}): {cure}"
+    if look.train:
+        yield from _odd(look.train)
     if look.survey.ignored:
         yield f"keys of records that are not read: {', '.join(look.survey.ignored)}"
     if look.repeats:
         yield from _repeated(look.repeats)
+
+
+def _odd(train: DataReport) -> Iterator[str]:
+    if train.unknown:
+        yield f"{many(train.unknown, 'record')} with letters that the vocabulary lacks: the unknown token is learned"
+    if train.cut_thoughts:
+        yield f"{many(train.cut_thoughts, 'record')} with thoughts that do not end (<think> without </think>)"
+    if train.only_thoughts:
+        yield f"{many(train.only_thoughts, 'record')} with thoughts and no answer behind them"
 
 
 def cure_of_marks(shapes: Collection[str]) -> str:
