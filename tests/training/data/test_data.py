@@ -62,9 +62,15 @@ def test_messages_keep_every_turn_with_its_tool_calls_and_tools():
     assert recognised({**CHAT, "tools": json.dumps(TOOLS)}).tools == tuple(TOOLS)
 
 
-@pytest.mark.parametrize("call", ["function_call", "tool_call"])
-@pytest.mark.parametrize("result", ["observation", "tool_response", "function", "tool"])
-@pytest.mark.parametrize("answer", ["gpt", "model", "chatgpt", "bing", "bard", "assistant"])
+@pytest.mark.parametrize(
+    ("call", "result", "answer"),
+    [
+        ("function_call", "observation", "gpt"),
+        ("tool_call", "tool_response", "assistant"),
+        ("tool_call", "function", "model"),
+        *(("function_call", "tool", vendor) for vendor in ("chatgpt", "bing", "bard")),
+    ],
+)
 def test_the_roles_of_other_tools_and_vendors_are_known(call, result, answer):
     called = json.dumps(CALL["function"] | {"arguments": {"city": "上海"}})
     turns = [_turn("human", "上海天气?"), _turn(call, called), _turn(result, "雨"), _turn(answer, "下雨。")]
