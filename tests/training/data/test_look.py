@@ -200,9 +200,7 @@ def test_what_the_template_drops_is_told_with_file_and_line_and_the_rest_is_look
     tokenizer.chat_template = FORGETFUL.replace(" and not loop.last", "")
     look = _looked(tokenizer, source := _written(tmp_path / "a.jsonl"))
     (line,) = look.bad_shown
-    assert line.startswith(
-        f"{source} line 21: the model's chat template leaves out the thoughts of turn 2, so it cannot"
-    )
+    assert line.startswith(f"{source} line 21: ") and "the thoughts of turn 2;" in line
     assert (look.bad, look.usable, look.train.records) == (1, False, len(RECORDS) - 1)
     assert "1 bad record: fix them, or skip them with --skip-bad" in remarks(look)
     skipping = _looked(tokenizer, source, skip_bad=True)
