@@ -12,6 +12,7 @@ CODE = {"forked": "", "forked.peft": "-peft"}
 PROGRAMS = frozenset(
     {
         "deepspeed.launcher.launch",
+        "tests.support.curve",
         "training.models.tiny",
         "training.node.adapter.evaluate",
         "training.node.adapter.generate",
@@ -23,8 +24,6 @@ PROGRAMS = frozenset(
         "training.node.metrics.report",
         "training.node.outline",
         "training.node.prepare",
-        "training.node.prove.agree",
-        "training.node.prove.curve",
         "training.node.prove.walk",
     }
 )

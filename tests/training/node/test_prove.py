@@ -45,7 +45,7 @@ def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(devices, tmp_pat
 
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29878"}
     subprocess.run(
-        [sys.executable, "-m", "training.node.prove.curve", "--write", str(tmp_path / "again.json")],
+        [sys.executable, "-m", "tests.support.curve", str(tmp_path / "again.json")],
         cwd=ROOT,
         env={**os.environ, **place, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -236,7 +236,7 @@ def proving(tmp_path, monkeypatch, drill) -> Session:
         raise HeadError("te1 does not answer")
 
     Path(launch.run_dir).mkdir(parents=True)
-    monkeypatch.setattr(conduct, "_start", start)
+    monkeypatch.setattr(conduct.new_run, "start_ranks", start)
     monkeypatch.setattr(conduct, "here_base_model", lambda *_: None)
     monkeypatch.setattr(conduct, "_results_of", lambda *_: (FOUND, [Outcome("RAM", "pass", "9 GiB")]))
     monkeypatch.setattr(drills.Drill, "start", lambda self: setattr(self, "run_id", RUN))
@@ -259,41 +259,11 @@ def test_what_breaks_late_is_a_row_and_all_before_it_is_kept(tmp_path, monkeypat
     assert kept(place) == [(row.name, row.state) for row in proof.outcomes]
     assert kept(place) == [
         ("RAM", "pass"),
-        ("NCCL over other sockets", "fail"),
-        ("loading of kernels", "fail"),
         ("SIGKILL of a rank", "pass"),
         ("drill", "fail"),
         ("end of the drill", "fail"),
         ("3 steps of m", "fail"),
     ]
-
-
-def test_a_pipeline_is_timed_with_kernels_loaded_late_and_all_at_once(tmp_path, monkeypatch):
-    place, told = cluster_of(HereHead(tmp_path / "runs")), []
-
-    def start(cluster, module, files, env):
-        launch = place.launch(f"{RUN}-{len(told)}", module)
-        told.append((json.loads(files["asked.json"])["only"], env))
-        Path(launch.run_dir).mkdir(parents=True)
-        rows = [{"name": "pipeline", "state": "fail" if len(told) > 1 else "pass", "found": ""}]
-        rows += [{"name": "kernels of the loss", "state": "fail", "found": ""}]
-        (Path(launch.run_dir) / "result.json").write_text(
-            json.dumps({"outcomes": rows, "seconds": {"strategies": 2.5}})
-        )
-        return launch
-
-    status = Status(RUN, "finished", started=100.0, ended=110.0)
-    monkeypatch.setattr(conduct, "_start", start)
-    monkeypatch.setattr(conduct, "silently", lambda *_: RunLook(status, False, ()))
-    launch = place.launch(RUN, conduct.WALK)
-    on_cards = replace(launch, env={"DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
-    late, at_once = conduct._loaded(place, on_cards, lambda _: None)
-    assert [env for _, env in told] == [{"CUDA_MODULE_LOADING": "LAZY"}, {"CUDA_MODULE_LOADING": "EAGER"}]
-    assert {only for only, _ in told} == {"pipeline"} and (late.state, at_once.state) == ("pass", "fail")
-    assert late.found == "2.5 s of steps, 10 s from the start to the end"
-    alone = (replace(launch.hosts[0], slots=1),)
-    for other in (replace(launch, hosts=launch.hosts * 2), replace(on_cards, hosts=alone)):
-        assert [row.state for row in conduct._loaded(place, other, lambda _: None)] == ["not here"]
 
 
 @needs_torch
@@ -306,8 +276,10 @@ def test_what_was_found_before_a_part_broke_is_kept(devices, tmp_path, monkeypat
         yield passed("zero0", "")
         raise RuntimeError("the others never came")
 
-    (tmp_path / walk.ASKED).write_text('{"quick": true, "only": "zero0"}')
+    (tmp_path / walk.ASKED).write_text('{"quick": true}')
     monkeypatch.setattr(walk, "init_process_group", lambda *_: None)
+    for part in ("devices", "network"):
+        monkeypatch.setattr(walk.Walk, part, lambda self: [])
     monkeypatch.setattr(walk.Walk, "strategies", strategies)
     place = SimpleNamespace(local_rank=0)
     progress = SimpleNamespace(note=lambda *_: None)

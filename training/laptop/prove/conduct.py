@@ -37,10 +37,6 @@ from training.text.counts import size_text
 from training.text.files import bounded_json
 
 WALK = "training.node.prove.walk"
-LOADED = ("LAZY", "EAGER")
-"""CUDA_MODULE_LOADING."""
-SOCKETS = ((1, 1), (4, 4))
-"""NCCL's threads a connection, and sockets a thread."""
 STEPS = 3
 LONGEST_S = 900.0
 """Rented machines stay for as long as this; the drills' own plans, of runs that never finish, would ask for days."""
@@ -93,15 +89,14 @@ def _stopped_on_interrupt(head: Head, say: Callable[[str], None]) -> Iterator[No
 
 def _proof(cluster: Session, model: str, quick: bool, say: Callable[[str], None]) -> Proof:
     say("devices, network and strategies on all ranks, in one start")
-    launch = _start(cluster, WALK, {"asked.json": json.dumps({"quick": quick}) + "\n"})
+    files = {"asked.json": json.dumps({"quick": quick}) + "\n"}
+    launch = new_run.start_ranks(cluster, PROVE, datetime.now(UTC), WALK, files=files)
     result, outcomes = _results_of(cluster, launch)
     made = calibrate(result, launch.run_id, cluster.name, time.time())
     _keep(cluster, launch, outcomes, made)
     if quick:
         return Proof(launch.run_id, outcomes, made)
     try:
-        _append(outcomes, "NCCL over other sockets", lambda: _over_sockets(cluster, launch, say))
-        _append(outcomes, "loading of kernels", lambda: _loaded(cluster, launch, say))
         _append(outcomes, "drill", Drill(cluster, say).all)
         if model:
             _append(outcomes, f"{STEPS} steps of {model}", lambda: real_steps(cluster, model, say))
@@ -122,12 +117,6 @@ def _append(outcomes: list[Outcome], name: str, part: Callable[[], Iterable[Outc
                 outcomes.append(outcome)  # one by one: an error leaves what was before it
     except (LaunchError, ValueError) as error:
         outcomes.append(failed(name, str(error)))
-
-
-def _start(
-    cluster: Session, module: str, files: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
-) -> Launch:
-    return new_run.start_ranks(cluster, PROVE, datetime.now(UTC), module, files=files, env=env)
 
 
 def _results_of(cluster: Session, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
@@ -176,56 +165,6 @@ def calibrate(result: Mapping[str, Any], run_id: str, cluster: str, at: float) -
         ram_bytes=slowest("ram_bytes"),
         nodes=comm_report.node_names(comm),
     )
-
-
-def _over_sockets(cluster: Session, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
-    name = "NCCL over 1x1 and 4x4 sockets"
-    if launch.env.get("DS_ACCELERATOR") != "cuda":
-        yield not_here(name, "no GPU, and gloo has no such settings")
-    elif len(launch.hosts) == 1:
-        yield not_here(name, "one node: NCCL takes none")
-    else:
-        yield from (sockets(cluster, *setting, say) for setting in SOCKETS)
-
-
-def sockets(cluster: Session, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
-    """A communication check with NCCL's socket settings, which a process reads once."""
-    name = f"NCCL over {threads}x{each} sockets"
-    say(name)
-    env = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
-    launch = _start(cluster, "training.node.commcheck", env=env)
-    seen = silently(cluster.head, launch.run_id)
-    if seen.state != "finished":
-        return failed(name, seen.reason)
-    result = comm_report.parse_result(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
-    right = not comm_report.wrong_results(result)
-    return judged(name, right, f"all_gather {comm_report.best_busbw(result, 'all_gather'):.2f} GB/s")
-
-
-def _loaded(cluster: Session, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
-    name = f"pipeline, {' and '.join(LOADED)} loading of kernels"
-    if launch.env.get("DS_ACCELERATOR") != "cuda":
-        yield not_here(name, "no GPU")
-    elif launch.world_size == 1:
-        yield not_here(name, "one rank has no stages")
-    else:
-        yield from (loaded(cluster, when, say) for when in LOADED)
-
-
-def loaded(cluster: Session, when: str, say: Callable[[str], None]) -> Outcome:
-    """The pipeline alone, in processes that load CUDA's kernels when each is first launched (CUDA's own default), or
-    all of them at the start."""
-    name = f"pipeline, {when} loading of kernels"
-    say(name)
-    files = {"asked.json": json.dumps({"quick": False, "only": "pipeline"}) + "\n"}
-    launch = _start(cluster, WALK, files, {"CUDA_MODULE_LOADING": when})
-    seen = silently(cluster.head, launch.run_id)
-    if seen.state != "finished":
-        return failed(name, seen.reason)
-    result = bounded_json(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
-    right = all(outcome.state == "pass" for outcome in read(result["outcomes"]) if outcome.name.startswith("pipeline"))
-    words = f"{result['seconds']['strategies']} s of steps, {_ended_after(seen.status):.0f} s from the start to the end"
-    return judged(name, right, words)
 
 
 def real_steps(cluster: Session, model: str, say: Callable[[str], None]) -> list[Outcome]:

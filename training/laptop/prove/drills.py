@@ -15,9 +15,9 @@ from training.laptop.open_cluster import Session
 from training.models.names import load_recipe
 from training.run.causes import CauseKind
 from training.run.events import Started, Told
-from training.run.folder import PROVE, checkpoint_folder
-from training.run.launch import Launch, LaunchError
-from training.run.outcome import Outcome, failed, judged, not_here, read
+from training.run.folder import PROVE
+from training.run.launch import LaunchError
+from training.run.outcome import Outcome, failed, judged, not_here
 from training.text.counts import many
 from training.text.files import bounded_json
 
@@ -33,7 +33,6 @@ SETTINGS = {
 WAIT_S = 240.0
 CLOSE = 1e-4
 """Of a loss, relative: sums over other ranks come in another order."""
-AGREE_S = 300.0
 
 
 class DrillError(RuntimeError):
@@ -59,11 +58,11 @@ class Drill:
         return EVERY["cuda" if self.cluster.launch(PROVE, "").env.get("DS_ACCELERATOR") == "cuda" else "cpu"]
 
     def all(self) -> Iterator[Outcome]:
-        """Save, kill, resume on fewer and on all, stop; then the adapter."""
+        """Save, kill, resume on fewer and on all, stop."""
         left: list[Outcome] = []
         try:
             self.start()
-            for part in (self.killed, self.resumed_on_fewer, self.resumed, self.frozen, self.agrees):
+            for part in (self.killed, self.resumed_on_fewer, self.resumed, self.frozen):
                 yield part()
         except (DrillError, LaunchError, ValueError) as error:
             yield failed("drill", str(error))
@@ -133,23 +132,6 @@ class Drill:
             return not_here("SIGSTOP of a rank", "there is one rank, and nobody to miss it but the hang watch")
         return self.verdict("SIGSTOP of a rank", broken, "peer_lost", "hung")
 
-    def agrees(self) -> Outcome:
-        """What it learned, beside the base and merged into it."""
-        self.say("its adapter beside the base, and merged")
-        launch = self.launch()
-        step, _ = runs.whole_checkpoint(self.head, self.run_id)
-        model_dir = runs.plan_of(self.head, self.run_id)["model_dir"]
-        argv = ["env", *(f"{key}={value}" for key, value in launch.env.items()), launch.python]
-        argv += ["-m", "training.node.prove.agree", "--model", f"{launch.models}/{model_dir}"]
-        argv += [
-            "--adapter",
-            f"{launch.run_dir}/{checkpoint_folder(step or 0)}/adapter",
-            "--to",
-            f"{launch.run_dir}/merged",
-        ]
-        answer = self.head.shell(f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)} 2>/dev/null", AGREE_S)
-        return read(bounded_json(answer.strip().splitlines()[-1]))[0]
-
     def end(self) -> list[Outcome]:
         """No rank of it is left; what keeps it from being ended."""
         try:
@@ -160,12 +142,9 @@ class Drill:
             return [failed("end of the drill", f"{self.run_id} may go on: {error}")]
         return []
 
-    def launch(self) -> Launch:
-        return runs.read_launch(self.head, self.run_id)
-
     def signal(self, name: str) -> tuple[int, str]:
         """Send a signal to the last rank; gives its number and its node."""
-        launch = self.launch()
+        launch = runs.read_launch(self.head, self.run_id)
         rank = launch.world_size - 1
         node = launch.host_of(rank).name
         pid = started_pid(runs.events(self.head, self.run_id), rank)

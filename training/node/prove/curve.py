@@ -1,38 +1,26 @@
 """Five steps of a tiny model whose losses are known: every strategy must walk the same curve on every machine.
 
-    RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29870 python -m training.node.prove.curve --write FILE
-
 Weights and tokens come from arithmetic, so nothing is shipped and nothing depends on a random generator but the
 adapter's first values. curve.json was computed by one process on a CPU in fp32; a test computes it again.
 """
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported
-
-import argparse
 import gc
 import json
-import os
-import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from training.cost.strategies import STRATEGIES
 from training.data.collate import collate
 from training.data.order import Order, micro_batches
 from training.data.sample import IGNORED, Sample
 from training.models.names import load_recipe
 from training.node import rng
 from training.node.strategies.registry import build
-from training.node.strategies.zero import init_process_group
 from training.recipe.recipe import Recipe
 
 STORED = Path(__file__).with_name("curve.json")
@@ -40,7 +28,6 @@ STEPS, SAMPLES, VOCABULARY, WIDTH, LAYERS = 5, 12, 256, 64, 3
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 """Of a loss or a norm, relative. Sums in another order differ by some 1e-7, which Adam's first steps had made 1.4e-5 of
 a norm on another kind of CPU; a card's fp32 products by 1e-4."""
-STAGES = tuple(STRATEGIES)
 SETTINGS = {
     "dtype": "float32",
     "lora.dropout": "0",
@@ -134,21 +121,3 @@ def walk(recipe: Recipe, model_dir: Path) -> Curve:
     del strategy
     gc.collect()
     return Curve(tuple(losses), tuple(norms))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    all_imported()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, required=True)
-    target = parser.parse_args(argv).write
-    init_process_group(int(os.environ.get("LOCAL_RANK", "0")), 120)
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
-        seen = walk(recipe_of("zero0", False, 1), Path(folder))
-    known: dict[str, Any] = {"losses": seen.losses, "norms": seen.norms}
-    target.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """What one node's hardware does, and whether the kernels compute what they should. Runs on every rank.
 
-    python -m training.node.prove.devices       prints outcomes and rates as JSON
-
 Rates are what the plan goes by afterwards: FLOP/s of a product in 16 bits, bytes a second within the card and into it.
 Attention over rows of several samples is held against a dense mask in fp32 on the CPU, forward and backward, and one
 sample's neighbours are changed to see that it does not notice. The fused loss is held against torch's own.
@@ -9,13 +7,9 @@ sample's neighbours are changed to see that it does not notice. The fused loss i
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported
-
 import functools
 import importlib.util
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,10 +22,10 @@ from training.cost.cards import has_kernels
 from training.data.sample import IGNORED
 from training.node import liger
 from training.node.attention import Segments, segment_attention
-from training.node.device import device, half
+from training.node.device import half
 from training.node.loss import linear_cross_entropy
 from training.node.strategies.machine import available_ram, total_ram
-from training.run.outcome import Outcome, as_rows, failed, judged, not_here, passed, tried
+from training.run.outcome import Outcome, failed, judged, not_here, passed, tried
 from training.text.counts import plain, size_text
 
 REPEATS = 5
@@ -139,13 +133,6 @@ def _repeated(on: torch.device, work: Callable[[], object], least_s: float) -> f
         count += REPEATS
         lasted = time.perf_counter() - began
     return lasted / count
-
-
-def main() -> int:
-    all_imported()
-    outcomes, rates = measure_device(device())
-    print(json.dumps({"outcomes": as_rows(outcomes), "rates": rates}))
-    return 0
 
 
 # Whether the kernels that training stands on compute what they should, on this device.
@@ -285,7 +272,3 @@ def _liger(on: torch.device, dtype: torch.dtype, rates: dict[str, Any]) -> Outco
         rates |= {"own_loss_s": own_s, "liger_loss_s": seconds}
     choice = "ours" if own_s < seconds or not comparison.within(dtype) else "Liger's"
     return judged(LIGER, comparison.within(dtype), f"{words}; {against}; training takes {choice}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,9 +2,9 @@
 
     python -m training.node.supervision.rank_start training.node.prove.walk --run DIR
 
-started by DeepSpeed's launcher as training is. asked.json in the run folder says how much: all, or with `only` one
-strategy. Rank 0 writes result.json after each outcome, so that an end before the last one costs those after it only. In
-the end of all the last rank asks for more memory than there is: the verdict must name it.
+started by DeepSpeed's launcher as training is. asked.json in the run folder says how much. Rank 0 writes result.json
+after each outcome, so that an end before the last one costs those after it only. In the end of all the last rank asks
+for more memory than there is: the verdict must name it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training.cost.strategies import STRATEGIES
 from training.node import commcheck, liger
 from training.node.device import device
 from training.node.diagnosis.progress import STEP
@@ -47,10 +48,8 @@ def main() -> None:
     rank = Rank(parser.parse_args().run.resolve())
     rank.heartbeat.start()
     try:
-        walk = Walk(rank)
-        walk.whole()
-        if not walk.only:
-            run_out_of_memory(rank)
+        Walk(rank).whole()
+        run_out_of_memory(rank)
     except Exception as error:
         rank.give_up(error)
     rank.exit_after_barrier(FINISHED)
@@ -61,25 +60,20 @@ class Walk:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.asked: dict[str, Any] = json.loads((rank.run / ASKED).read_text(encoding="utf-8"))
-        self.only: str = self.asked.get("only", "")
-        self.found: dict[str, Any] = {"run_id": rank.run.name, "outcomes": [], "seconds": {}, "done": False}
+        self.quick: bool = json.loads((rank.run / ASKED).read_text(encoding="utf-8"))["quick"]
+        self.found: dict[str, Any] = {"run_id": rank.run.name, "outcomes": [], "done": False}
 
     def whole(self) -> None:
         """Everything but the end."""
         init_process_group(self.rank.place.local_rank, TIMEOUT_S)
         self.on = device(self.rank.place.local_rank)
         parts: list[Callable[[], Iterable[Outcome]]] = [self.devices, self.network, self.strategies]
-        if self.only:
-            parts = [self.strategies]
         for number, part in enumerate(parts):
             self.rank.progress.note(number, STEP)
             self.rank.say(f"{part.__name__} ...")
-            began = time.monotonic()
             for outcome in part():
                 self.found["outcomes"] += as_rows([outcome])
                 self._write()
-            self.found["seconds"][part.__name__] = round(time.monotonic() - began, 1)
             self.found["done"] = part == parts[-1]
             self._write()
         dist.barrier()
@@ -105,7 +99,7 @@ class Walk:
         place = self.rank.place
         backend = "nccl" if self.on.type == "cuda" else "gloo"
         group = commcheck.Group(place.rank, place.world_size, self.on, backend)
-        share = QUICK_BUDGET_S / commcheck.SWEEP_BUDGET_S if self.asked["quick"] else 0.5
+        share = QUICK_BUDGET_S / commcheck.SWEEP_BUDGET_S if self.quick else 0.5
         result = commcheck.measure(group, share)
         self.found["comm"] = result
         hints = comm_report.problems(result)
@@ -129,8 +123,8 @@ class Walk:
         choose."""
         if chosen := liger.choose(curve.WIDTH, curve.VOCABULARY, torch.float32, self.on):
             yield judged("kernels of the loss", chosen.taken, chosen.words)
-        stages = (self.only,) if self.only else QUICK_STAGES if self.asked["quick"] else curve.STAGES
-        cases = [(stage, again) for stage in stages for again in ((True,) if self.asked["quick"] else (True, False))]
+        stages = QUICK_STAGES if self.quick else tuple(STRATEGIES)
+        cases = [(stage, again) for stage in stages for again in ((True,) if self.quick else (True, False))]
         with tempfile.TemporaryDirectory() as folder:
             curve.write_model(Path(folder))
             for number, (stage, again) in enumerate(cases):

@@ -1,0 +1,19 @@
+"""Computes curve.json of training/node/prove: `python -m tests.support.curve FILE`, with RANK=0 WORLD_SIZE=1."""
+
+from training.node.slow_imports import all_imported
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from training.node.prove import curve
+from training.node.strategies.zero import init_process_group
+
+if __name__ == "__main__":
+    all_imported()
+    init_process_group(0, 120)
+    with tempfile.TemporaryDirectory() as model:
+        curve.write_model(Path(model))
+        seen = curve.walk(curve.recipe_of("zero0", False, 1), Path(model))
+    Path(sys.argv[1]).write_text(json.dumps({"losses": seen.losses, "norms": seen.norms}, indent=1) + "\n")
