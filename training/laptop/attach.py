@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.cost.shape import read_outline
@@ -28,7 +25,7 @@ from training.run.causes import CauseKind
 from training.run.folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, RECIPE, REPORT, STATUS, parse_status
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
-from training.text.counts import many, size_text
+from training.text.counts import size_text
 from training.text.problems import FAILED
 
 WATCH_EVERY_S = 5.0
@@ -41,6 +38,7 @@ NEXT_STEPS: dict[CauseKind, str] = {
     "released": f"go on: fab up --hours N while they are there, else {ALL_AGAIN}; then {{resume}}",
 }
 """How a run that was stopped goes on."""
+NO_NCCL = "no word of NCCL in the log; it speaks with NCCL_DEBUG=INFO in the ranks' environment"
 
 
 class RunFailed(LaunchError):
@@ -122,11 +120,6 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
     except (LaunchError, KeyError, TypeError, ValueError):  # damaged: the reason stands alone
         return []
     return ladder_lines(rungs, predicted)
-
-
-def nccl_lines(head: Head, run_id: str) -> list[str]:
-    """What NCCL said of itself in a run's log."""
-    return fact_lines(read_log(runs.nccl_log(head, run_id).splitlines()))
 
 
 def collect_results(head: Head, run_id: str, full: bool = False) -> int | None:
@@ -218,7 +211,7 @@ def show_log(cluster: Session, run_id: str, rank: int, facts: bool) -> None:
         command = runs.rank_log_command(launch, rank)
         print(cluster.ask(launch.host_of(rank).name, command))
     elif facts:
-        print("\n".join(nccl_lines(head, run_id)))
+        print(runs.nccl_log(head, run_id) or NO_NCCL)
     else:
         log = shlex.quote(str(head.runs / run_id / LAUNCHER_LOG))
         if lines := head.shell(f"tail -n 100 {log} 2>/dev/null; true"):
@@ -251,116 +244,3 @@ def make_page(run: Path) -> Path | None:
         print(f"{page} cannot be made of what the head sent: {why}")
         return None
     return page
-
-
-_OURS = re.compile(r"\bNCCL (INFO|WARN) (?P<text>.*)$")
-_VERSION = re.compile(r"\bNCCL version (?P<version>\d+\.\d+\.\d+)\S*")
-_BOOTSTRAP = re.compile(r"^Bootstrap ?:.*? (?:\[\d+\])?(?P<interface>[\w.@-]+):")
-_DEVICE = re.compile(r"\[\d+\](?P<device>[\w.-]+):[^\s;\[]*")
-_NETWORK = re.compile(r"^Using network (?P<network>.+)$")
-_CHANNEL = re.compile(r"^Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\].*? via (?P<via>\S+)")
-_PLUGIN = re.compile(r"^(?:NET/Plugin: Loaded net plugin|P2P plugin|NET/OFI (?:Using|Initializing)) (?P<name>[^(,]+)")
-_SIZE = re.compile(r"\brank (?P<rank>\d+) nranks (?P<size>\d+)\b")
-_SETTING = re.compile(r"^(?P<key>NCCL_\w+) set by environment to (?P<value>.+?)\.?$")
-
-
-@dataclass
-class NcclFacts:
-    """What the log of one rank, or of several together, tells."""
-
-    version: str = ""
-    bootstrap: set[str] = field(default_factory=set)
-    """Interfaces the ranks met over."""
-    devices: set[str] = field(default_factory=set)
-    """Interfaces or RDMA devices the data go over."""
-    network: set[str] = field(default_factory=set)
-    """Socket, IB, or a plugin's name."""
-    plugin: str = ""
-    transports: Counter[str] = field(default_factory=Counter)
-    """Connections by kind: NET/Socket, NET/IB, NET/IB/GDRDMA, P2P, SHM."""
-    world_size: int = 0
-    settings: dict[str, str] = field(default_factory=dict)
-    """NCCL_* variables it found."""
-    warnings: list[str] = field(default_factory=list)
-
-    def take(self, line: str) -> None:
-        """One line of a log; anything but NCCL's own is passed over."""
-        if match := _VERSION.search(line):
-            self.version = match["version"]
-        ours = _OURS.search(line)
-        if ours is None:
-            return
-        text = ours["text"].strip()
-        if ours[1] == "WARN":
-            if text not in self.warnings:
-                self.warnings.append(text)
-            return
-        self._take_info(text)
-
-    def _take_info(self, text: str) -> None:
-        if match := _BOOTSTRAP.match(text):
-            self.bootstrap.add(match["interface"])
-        elif match := _CHANNEL.match(text):
-            self.transports[transport_kind(match["via"])] += 1
-        elif text.startswith(("NET/Socket : Using", "NET/IB : Using")):
-            self.devices.update(device_match["device"] for device_match in _DEVICE.finditer(text))
-        elif match := _NETWORK.match(text):
-            self.network.add(match["network"].strip())
-        elif match := _PLUGIN.match(text):
-            self.plugin = match["name"].strip()
-        elif match := _SETTING.match(text):
-            self.settings[match["key"]] = match["value"]
-        elif match := _SIZE.search(text):
-            self.world_size = max(self.world_size, int(match["size"]))
-
-
-def transport_kind(via: str) -> str:
-    """NET/Socket of `NET/Socket/0`, NET/IB/GDRDMA of `NET/IB/3/GDRDMA`, P2P of `P2P/CUMEM`, SHM of `SHM/direct`."""
-    head, *rest = via.split("/")
-    if head != "NET" or not rest:
-        return head
-    direct = "/GDRDMA" if "GDRDMA" in rest else ""
-    return f"NET/{rest[0]}{direct}"
-
-
-def read_log(lines: Iterable[str]) -> NcclFacts:
-    """The facts of a log."""
-    facts = NcclFacts()
-    for line in lines:
-        facts.take(line)
-    return facts
-
-
-def fact_lines(facts: NcclFacts) -> list[str]:
-    """The facts in words, one line each; the first says where there are none."""
-    if not (facts.version or facts.transports or facts.bootstrap):
-        return ["no word of NCCL in the log; it speaks with NCCL_DEBUG=INFO in the ranks' environment"]
-    lines = [f"NCCL {facts.version or 'of unknown version'}{_ranks(facts)}"]
-    if facts.bootstrap:
-        lines.append(f"meets over {', '.join(sorted(facts.bootstrap))}")
-    if facts.network or facts.devices:
-        over = ", ".join(sorted(facts.devices)) or "devices it does not name"
-        lines.append(f"network {', '.join(sorted(facts.network)) or 'unknown'} over {over}{_plugin(facts)}")
-    if facts.transports:
-        lines.append("connections: " + ", ".join(f"{count} {kind}" for kind, count in facts.transports.most_common()))
-    lines += [f"{key}={value}" for key, value in sorted(facts.settings.items())]
-    return [*lines, *(f"warning: {text}" for text in facts.warnings), *suspicions(facts)]
-
-
-def _ranks(facts: NcclFacts) -> str:
-    return f", {many(facts.world_size, 'rank')}" if facts.world_size else ""
-
-
-def _plugin(facts: NcclFacts) -> str:
-    return f", plugin {facts.plugin}" if facts.plugin else ""
-
-
-def suspicions(facts: NcclFacts) -> Sequence[str]:
-    """What is probably not meant, one sentence each."""
-    findings = []
-    if facts.devices & {"lo"} and facts.world_size > 1 and any(kind.startswith("NET") for kind in facts.transports):
-        findings.append("the data go over lo: only ranks of one node can talk; set NCCL_SOCKET_IFNAME")
-    virtual = sorted(device for device in facts.devices if re.match(r"(docker|virbr|veth|br-)", device))
-    if virtual:
-        findings.append(f"{', '.join(virtual)} is a virtual bridge's interface, which no other node sees")
-    return findings

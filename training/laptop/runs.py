@@ -57,9 +57,14 @@ def plan_of(head: Head, run_id: str) -> dict[str, Any]:
     return plan if isinstance(plan, dict) else {}
 
 
+NCCL_SAYS = "NCCL (version|WARN|INFO (Bootstrap|NET/|P2P plugin|Using network|Channel .* via|NCCL_)).*"
+
+
 def nccl_log(head: Head, run_id: str) -> str:
-    """What NCCL said in the log of all ranks."""
-    return head.shell(f"grep -a NCCL {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
+    """What NCCL said of itself and its network in the log of all ranks: each line once, after how often it stands
+    there; of a channel how it goes."""
+    lines = f"grep -aoE '{NCCL_SAYS}' {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null"
+    return head.shell(f"{lines} | sed 's/Channel .* via/Channel via/' | sort | uniq -c | sort -rn; true")
 
 
 def events(head: Head, run_id: str) -> list[Told]:

@@ -508,11 +508,29 @@ def test_without_its_papers_a_failed_run_has_no_ladder(tmp_path: Path, monkeypat
     assert attach.memory_ladder(head, RUN) == []
 
 
-def test_the_facts_of_a_runs_nccl_log(run: Path):
-    (run / "logs" / "launcher.log").write_text(
-        "[0] loss 2.4\n[0] NCCL version 2.30.7+cuda13.2\n"
-        "[0] te1:1:2 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>\n"
-    )
-    assert attach.nccl_lines(HereHead(run.parent), RUN) == ["NCCL 2.30.7", "meets over eth1"]
+NCCL = """\
+te1: [0] te1:4021:4021 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>
+te1: [0] NCCL version 2.19.3+cuda12.3
+te1: [0] te1:4021:4060 [0] NCCL INFO comm 0x55f90c rank 0 nranks 2 cudaDev 0 busId 30 commId 0x795b - Init START
+te1: [0] te1:4021:4060 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+te1: [0] te1:4021:4060 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+te2: [1] epoch 1 loss 2.4
+te2: [1] te2:377:400 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer te1<56938>
+"""
+"""Two nodes over plain TCP, as NCCL 2.19 writes it (NVIDIA/nccl #1267, #952), through DeepSpeed's launcher."""
+
+
+def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
+    (run / "logs" / "launcher.log").write_text(NCCL)
+    cluster = cluster_of(HereHead(run.parent))
+    attach.show_log(cluster, RUN, -1, facts=True)
+    counts = {line.strip() for line in capsys.readouterr().out.strip().splitlines()}
+    assert counts == {
+        "2 NCCL INFO Channel via NET/Socket/0",
+        "1 NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>",
+        "1 NCCL version 2.19.3+cuda12.3",
+        "1 NCCL WARN socketProgress: Connection closed by remote peer te1<56938>",
+    }
     (run / "logs" / "launcher.log").unlink()
-    assert "NCCL_DEBUG=INFO" in attach.nccl_lines(HereHead(run.parent), RUN)[0]
+    attach.show_log(cluster, RUN, -1, facts=True)
+    assert capsys.readouterr().out.strip() == attach.NO_NCCL
