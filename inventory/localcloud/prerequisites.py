@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from inventory.localcloud.commands import LocalCloudError, attempt
@@ -22,38 +21,29 @@ PACKAGE_OF_PROGRAM = {
     "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
 }
 """Program or file -> the Debian and Ubuntu package it comes in."""
+FILESYSTEMS, LOOP = Path("/proc/filesystems"), Path("/dev/loop-control")
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What was found on this machine."""
-
-    system: str
-    is_root: bool
-    programs: frozenset[str]
-    has_overlay: bool
-    has_loop: bool
-    has_cgroups: bool
+def missing_prerequisites() -> tuple[str, ...]:
+    """One sentence for each thing that is not on this machine; empty where the local cloud can run."""
+    if (system := platform.system()) != "Linux":
+        return (f"it runs on Linux only, and this is {system}",)
+    return tuple(_missing_on_linux())
 
 
-def missing(machine: Machine) -> tuple[str, ...]:
-    """One sentence for each thing that is not there; empty where the local cloud can run. Pure."""
-    if machine.system != "Linux":
-        return (f"it runs on Linux only, and this is {machine.system}",)
-    return tuple(_missing_on_linux(machine))
-
-
-def _missing_on_linux(machine: Machine) -> Iterable[str]:
-    if not machine.is_root:
+def _missing_on_linux() -> Iterable[str]:
+    if os.geteuid() != 0:
         yield "it needs root: run the same command through sudo"
-    absent = [name for name in PACKAGE_OF_PROGRAM if name not in machine.programs]
+    elif shutil.which("modprobe"):
+        attempt("modprobe", "--all", "--quiet", "overlay", "loop")
+    absent = [name for name in PACKAGE_OF_PROGRAM if not _is_there(name)]
     if absent:
         yield f"not installed: {', '.join(absent)}; run: {install_command(absent)}"
-    if not machine.has_overlay:
+    if "\toverlay\n" not in FILESYSTEMS.read_text():
         yield "the kernel has no overlayfs; run: modprobe overlay"
-    if not machine.has_loop:
+    if not LOOP.exists():
         yield "there is no /dev/loop-control; run: modprobe loop"
-    if not machine.has_cgroups:
+    if not roots():
         yield "no cgroup tree for systemd is mounted under /sys/fs/cgroup, as in many containers"
 
 
@@ -63,29 +53,8 @@ def install_command(programs: Collection[str]) -> str:
     return f"apt-get install -y {' '.join(packages)}"
 
 
-def probe() -> Machine:
-    """Look at this machine."""
-    is_root = os.geteuid() == 0
-    if is_root and shutil.which("modprobe"):
-        attempt("modprobe", "--all", "--quiet", "overlay", "loop")
-    filesystems = Path("/proc/filesystems")
-    return Machine(
-        system=platform.system(),
-        is_root=is_root,
-        programs=frozenset(name for name in PACKAGE_OF_PROGRAM if _is_there(name)),
-        has_overlay=filesystems.exists() and "\toverlay\n" in filesystems.read_text(),
-        has_loop=Path("/dev/loop-control").exists(),
-        has_cgroups=bool(roots()),
-    )
-
-
 def _is_there(name: str) -> bool:
     return Path(name).exists() if name.startswith("/") else shutil.which(name) is not None
-
-
-def missing_prerequisites() -> tuple[str, ...]:
-    """What is missing on this machine, a sentence each."""
-    return missing(probe())
 
 
 def require() -> None:

@@ -50,7 +50,7 @@ class EmulatedMachines(Protocol):
         """Power off and forget the system disk."""
 
     def show_disks(self, instance: EmulatedInstance, disks: list[EmulatedDisk]) -> None:
-        """Attach and detach in a running machine, so that it has exactly these."""
+        """Attach in a running machine, so that it has these."""
 
     def take_snapshot(self, disk: EmulatedDisk, snapshot: EmulatedSnapshot, machine: str) -> int:
         """Copy what is on the disk as it is now; the bytes written to it. `machine`: that has it, empty for none."""

@@ -1,4 +1,4 @@
-"""Disks and snapshots: made, attached, detached, kept, deleted. Attaching and detaching go on after the answer."""
+"""Disks and snapshots: made, attached, kept, deleted. Attaching goes on after the answer."""
 
 from __future__ import annotations
 
@@ -93,23 +93,6 @@ def attach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         raise ApiError(403, "InstanceDiskLimitExceeded", message)
     disk.delete_with_instance = p.flag("DeleteWithInstance")
     volumes.attach(cloud, disk, instance)
-    return {}
-
-
-@action("DetachDisk")
-def detach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
-    """Of a machine, running or stopped; DeleteWithInstance is forgotten."""
-    disk, instance = disk_of(cloud, p), lifecycle.instance(cloud, p.needed("InstanceId"))
-    need_status(cloud, disk, "In_use")
-    if disk.instance_id != instance.instance_id:
-        message = "The specified disk is not attached to the specified instance."
-        raise ApiError(403, "DependencyViolation", message)
-    if disk.kind == "system":
-        message = "The specified disk is a system disk."
-        raise ApiError(403, "DiskId.ValueNotSupported", message)
-    if instance.status not in ("Running", "Stopped"):
-        lifecycle.refuse_status()
-    volumes.detach(cloud, disk, instance)
     return {}
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -184,8 +183,6 @@ class Dispatcher:
 
     cloud: EmulatedCloud
     faults: FaultFile
-    _running: set[str] = field(default_factory=set)
-    _tokens: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, version: str, name: str, flat: Mapping[str, str]) -> dict[str, Any]:
         """Perform a call; the answer without its RequestId. Raises ApiError and NoAnswerError."""
@@ -210,24 +207,15 @@ class Dispatcher:
 
     def _once(self, does: Action, name: str, p: Parameters, fault: Fault | None, token: str) -> dict[str, Any]:
         """The deed, or its answer where this token did it before. A refused call's token is not remembered."""
-        key, digest = f"{name} {token}", digest_of(p.flat)
-        with self._tokens:
-            if key in self._running:
-                message = "The previous idempotent request(s) is still processing."
-                raise ApiError(403, "IdempotentProcessing", message)
-            self._running.add(key)
-        try:
-            with self.cloud.lock:
-                known = self.cloud.account.tokens.get(key)
-                if known is None:
-                    return self._done(does, name, p, fault, digest)
-                if known.digest != digest:
-                    status = 403 if name == "CreateSnapshot" else 400
-                    raise ApiError(status, "IdempotentParameterMismatch", "The specified clientToken is used.")
-                return known.answer
-        finally:
-            with self._tokens:
-                self._running.discard(key)
+        digest = digest_of(p.flat)
+        with self.cloud.lock:
+            known = self.cloud.account.tokens.get(f"{name} {token}")
+            if known is None:
+                return self._done(does, name, p, fault, digest)
+            if known.digest != digest:
+                status = 403 if name == "CreateSnapshot" else 400
+                raise ApiError(status, "IdempotentParameterMismatch", "The specified clientToken is used.")
+            return known.answer
 
     def _done(self, does: Action, name: str, p: Parameters, fault: Fault | None, digest: str = "") -> dict[str, Any]:
         cloud = self.cloud

@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -28,32 +27,19 @@ PORT = 80
 TOKEN_HEADER = "X-aliyun-ecs-metadata-token"
 LONGEST_TOKEN_S = 21_600
 OWN_FILES = ("instance-id", "hostname", "image-id", "zone-id", "vpc-id", "vswitch-id")
-Tree = dict[str, Any]
 
 
-def tree(cloud: EmulatedCloud, instance: EmulatedInstance) -> Tree:
-    """What lies below /latest/meta-data: folders are dicts, files are texts; what there is not is left out."""
-    about: Tree = {"instance-type": instance.instance_type, "instance-name": instance.name}
-    if instance.noticed:
-        about["spot"] = {"termination-time": actions.second(instance.reclaim_at)}
+def metadata(cloud: EmulatedCloud, instance: EmulatedInstance) -> dict[str, str]:
+    """The files below /latest/meta-data, by their paths there; folders have no listing."""
+    notice = {"instance/spot/termination-time": actions.second(instance.reclaim_at)} if instance.noticed else {}
     return {
         **{name: getattr(instance, name.replace("-", "_")) for name in OWN_FILES},
         "region-id": cloud.account.region_id,
         "private-ipv4": instance.address,
-        "instance": about,
+        "instance/instance-type": instance.instance_type,
+        "instance/instance-name": instance.name,
+        **notice,
     }
-
-
-def text(of: Tree, path: str) -> str | None:
-    """A file's text, or a folder's listing, with / after what are folders; None where there is neither. Pure."""
-    here: Any = of
-    for word in filter(None, path.split("/")):
-        if not isinstance(here, dict) or word not in here:
-            return None
-        here = here[word]
-    if isinstance(here, dict):
-        return "\n".join(f"{name}/" if isinstance(value, dict) else name for name, value in sorted(here.items()))
-    return str(here)
 
 
 @dataclass
@@ -70,7 +56,7 @@ class Service:
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_put("/latest/api/token", self._give_token)
-        app.router.add_get("/latest/meta-data{path:(/.*)?}", self._meta_data)
+        app.router.add_get("/latest/meta-data/{path:.*}", self._meta_data)
         return app
 
     def _asking(self, request: web.Request) -> EmulatedInstance:
@@ -101,7 +87,7 @@ class Service:
     async def _meta_data(self, request: web.Request) -> web.Response:
         instance = self._allowed(request)
         with self.cloud.lock:
-            content = text(tree(self.cloud, instance), request.match_info["path"])
+            content = metadata(self.cloud, instance).get(request.match_info["path"])
         if content is None:
             raise web.HTTPNotFound
         return web.Response(text=content)
@@ -227,25 +213,15 @@ class Hosts:
         name = instance.machine
         host.stop(self.places, name)
         for _, _, serial in self._rows(name):
-            disk.detach(self._image_of(serial))
+            disk.detach(self.places.disk_image(f"d-{serial}"))
         host.discard(self.places, name)
 
     def show_disks(self, instance: EmulatedInstance, disks: list[EmulatedDisk]) -> None:
-        name, wanted = instance.machine, self._images(disks)
-        gone = [(loop, serial) for _, loop, serial in self._rows(name) if serial not in wanted]
-        for loop, _ in gone:
-            for mounted in inside.mounts_from(self.places, name, loop):
-                inside.call(self.places, name, "umount", str(mounted), timeout_s=60)
-        host.list_disks(self.places, name, wanted)
-        inside.call(self.places, name, f"/{TOOLS}/attach-disks", timeout_s=30)
-        for _, serial in gone:
-            disk.detach(self._image_of(serial))
+        host.list_disks(self.places, instance.machine, self._images(disks))
+        inside.call(self.places, instance.machine, f"/{TOOLS}/attach-disks", timeout_s=30)
 
     def _rows(self, name: str) -> list[tuple[str, str, str]]:
         return disk.rows(host.attached_disks(self.places, name))
-
-    def _image_of(self, serial: str) -> Path:
-        return self.places.disk_image(f"d-{serial}")
 
     def take_snapshot(self, disk_: EmulatedDisk, snapshot: EmulatedSnapshot, machine: str) -> int:
         if disk_.kind == "system":

@@ -158,7 +158,7 @@ def resume(cloud: EmulatedCloud) -> None:
             owner = cloud.account.instances.get(disk.instance_id)
             if disk.status == "Creating" and owner is None:
                 volumes.make(cloud, disk)
-            elif owner and disk.status in ("Attaching", "Detaching"):
+            elif owner and disk.status == "Attaching":
                 volumes.finish(cloud, disk, owner)
         cloud.save()
 

@@ -148,23 +148,21 @@ def attach(cloud: EmulatedCloud, disk: EmulatedDisk, instance: EmulatedInstance)
     finish(cloud, disk, instance)
 
 
-def detach(cloud: EmulatedCloud, disk: EmulatedDisk, instance: EmulatedInstance) -> None:
-    """Take a disk from a machine; called with the lock held."""
-    disk.status = "Detaching"
-    finish(cloud, disk, instance)
-
-
 def finish(cloud: EmulatedCloud, disk: EmulatedDisk, instance: EmulatedInstance) -> None:
-    """Go on with a disk that is Attaching or Detaching; where the machine does not follow, it stays as it was."""
-    during = disk.status
+    """Go on with a disk that is Attaching; where the machine does not take it, it is free again."""
 
     def work() -> None:
-        followed = False
+        shown = False
         try:
             _show(cloud, instance)
-            followed = True
+            shown = True
         finally:
-            _settle(cloud, disk, during, attached=followed == (during == "Attaching"))
+            with cloud.lock:
+                if shown:
+                    disk.status = "In_use"
+                else:
+                    detached(cloud, disk)
+                cloud.save()
 
     later(cloud, instance.instance_id, work)
 
@@ -180,14 +178,5 @@ def _show(cloud: EmulatedCloud, instance: EmulatedInstance) -> None:
     with cloud.lock:
         if instance.status != "Running":
             return  # it sees them when it boots
-        disks = [each for each in cloud.disks_of(instance.instance_id, "data") if each.status != "Detaching"]
+        disks = cloud.disks_of(instance.instance_id, "data")
     cloud.machines.show_disks(instance, disks)
-
-
-def _settle(cloud: EmulatedCloud, disk: EmulatedDisk, expected: str, *, attached: bool) -> None:
-    with cloud.lock:
-        if disk.status == expected and attached:
-            disk.status = "In_use"
-        elif disk.status == expected:
-            detached(cloud, disk)
-        cloud.save()

@@ -11,7 +11,7 @@ from invoke import Exit
 
 from inventory.localcloud import served, tasks
 from inventory.localcloud.commands import LocalCloudError
-from inventory.localcloud.ecs import account
+from inventory.localcloud.ecs import account, power
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
 from tests.support.rented_on_paper import DATA, PaperCloud
@@ -59,8 +59,7 @@ def test_a_cloud_with_machines_disks_and_snapshots_goes_only_with_a_yes(tmp_path
     paper, places = PaperCloud(tmp_path / "paper"), places_of_drill()
     kept, *_ = [paper.data_disk(each) for each in paper.run(Amount=2, **DATA)]
     paper.snapshot(kept)
-    paper.call("DetachDisk", DiskId=kept, InstanceId=paper.cloud.account.disks[kept].instance_id)
-    paper.settle()
+    power.detached(paper.cloud, paper.cloud.account.disks[kept])
     account.save(places.world, paper.cloud.account)
     with pytest.raises(
         Exit,

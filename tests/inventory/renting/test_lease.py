@@ -7,6 +7,7 @@ import pytest
 
 from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import RentError
+from inventory.localcloud.ecs import power
 from inventory.renting import down, lease, members, tags
 from inventory.renting.intents import Intents
 from inventory.renting.lease import EARLIEST, budget_end, cover, keep_machines, next_release
@@ -128,7 +129,7 @@ def test_the_disk_of_a_head_that_took_over_is_kept_before_a_run_writes_to_it(clu
 def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_alone(cluster):
     cluster.up(1, 1)
     (disk,) = cluster.data_disks
-    cluster.cloud.call("DetachDisk", {"DiskId": disk.disk_id, "InstanceId": disk.instance_id})
+    power.detached(cluster.api.cloud, cluster.api.cloud.account.disks[disk.disk_id])
     with pytest.raises(RentError, match=r"^te1, the head, has no data disk: nothing is started; fab up "):
         cover(cluster.settings, 60, print, nobody)
     cluster.write(SMALL + 'keep_data_disk = "none"')
