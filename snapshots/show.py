@@ -23,28 +23,6 @@ LIST_WORDS = ("models", "disks from it")
 """The columns that may wrap."""
 VERDICT_HEADER = ("", "snapshot", "name", "age", "a month", "why")
 SHOWN_S = 0.05
-WHERE_HEADER = ("what", "where", "in the snapshot", "after a rebuild")
-WHERE_THINGS_LIVE = (
-    (
-        "Python environment",
-        "/data/env (and /data/conda)",
-        "yes",
-        "taken by its hash; built again if pins or Python moved",
-    ),
-    ("base models", "/data/models", "yes", "sizes and manifest compared, nothing fetched"),
-    ("runs, checkpoints, metrics, logs", "/data/runs", "yes", "the head's, as they were"),
-    ("data sets, prepared data, models in four bits", "/data/cache, /data/runs/*/data", "yes", "as they were"),
-    ("packages as .deb files", "/data/packages", "yes", "installed from there, without asking an archive"),
-    ("packages, the system's Python", "system disk", "no", "installed by the base deploy"),
-    ("NVIDIA driver", "system disk", "no", "installed by the base deploy, with a reboot"),
-    ("host names, /etc/hosts, the interface for NCCL", "system disk", "no", "written for the new addresses"),
-    ("ssh host keys", "system disk", "no", "new ones, read over the cloud's own channel before the first ssh"),
-    ("keys between the nodes, sshd's rules", "system disk", "no", "made anew by the base deploy"),
-    ("the line for /data in /etc/fstab", "system disk", "no", "written for the new disk's serial"),
-    ("the spot watcher", "system disk", "no", "installed by the base deploy"),
-    ("anything else outside /data", "system disk", "no", "gone with the machine"),
-)
-"""What a rebuild brings back from the snapshot and what it makes again."""
 
 
 def list_rows(
@@ -150,8 +128,3 @@ def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
 def print_phases(phases: Sequence[Phase], total_s: float) -> None:
     """Where the seconds went."""
     display(table(("phase", "from s", "seconds"), phase_rows(phases, total_s)))
-
-
-def print_where_things_live() -> None:
-    """What a snapshot brings back and what is made again."""
-    display(table(WHERE_HEADER, WHERE_THINGS_LIVE, WHERE_HEADER))

@@ -150,7 +150,7 @@ def prune(
         "model": "recipe whose base model is read first; default: that of the newest run",
         "others": "proceed even if machines or disks are tagged with another owner",
         "wait": WAIT,
-        "dry": "only show the steps and what the snapshot contains",
+        "dry": "only show the steps",
         "yes": "do not ask",
     },
 )
@@ -179,8 +179,6 @@ def rebuild(
         show.print_rebuild(plan)
         for note in notes:
             say(note)
-        if dry:
-            show.print_where_things_live()
         if dry or not plan.steps:
             return
         flags = {"snapshot": snapshot, "nodes": nodes, "hours": hours, "model": model, "others": others}

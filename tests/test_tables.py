@@ -195,7 +195,6 @@ CASES = {
     "snapshots/show.py print_verdicts": lambda *_: snapshots.print_verdicts(
         [Decision(SNAPSHOT, True, f"{LONG} ({DISK_ID})")], GIB_PRICE
     ),
-    "snapshots/show.py print_where_things_live": lambda *_: snapshots.print_where_things_live(),
     "training/laptop/adapter/ask.py print_evaluation": lambda *_: an_evaluation(),
     "training/laptop/data_view.py show": lambda *_: some_data(),
     "training/laptop/models/table.py show": lambda *_: all_models(),

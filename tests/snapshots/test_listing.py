@@ -14,7 +14,6 @@ from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting.tags import INTENT_TAG, OWNER_TAG
 from snapshots.listing import UNFROZEN_TAG, Contents, from_look, from_tags, in_words, to_tags
 from snapshots.on_node import look
-from snapshots.show import WHERE_HEADER, WHERE_THINGS_LIVE
 
 ROOT = Path(__file__).parents[2]
 SHA = hashlib.sha256(b"a").hexdigest()
@@ -125,14 +124,6 @@ def test_what_is_used_of_a_disk_counts_what_the_file_system_keeps_for_itself(tmp
 def test_a_look_at_an_empty_disk_says_so(tmp_path):
     inside = from_look(seen_on(tmp_path), "spotune", "0.1.0", keep=False)
     assert in_words(inside) == ["no finished Python environment", "no base model", "no run"]
-
-
-def test_the_page_has_the_same_table_as_the_command():
-    lines = [WHERE_HEADER, ["---"] * 4, *WHERE_THINGS_LIVE]
-    markdown = "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace(
-        "| --- | --- | --- | --- |", "|---|---|---|---|"
-    )
-    assert markdown in (ROOT / "docs/snapshots.md").read_text(encoding="utf-8")
 
 
 def test_programs_for_nodes_need_nothing_but_the_standard_library():

@@ -322,7 +322,7 @@ def test_a_rebuild_shows_its_steps_and_asks_before_it_rents(cluster):
     hurry(cluster)
     cluster.down(disks=True)
     dry = ended(cluster.fab("rebuild", "--dry"), 0)
-    assert f"te1, te2 from {snapshot_id}" in " ".join(dry.split()) and "NVIDIA driver" in dry
+    assert f"te1, te2 from {snapshot_id}" in " ".join(dry.split())
     assert "to say yes: fab rebuild --nodes 1 --yes" in ended(cluster.fab("rebuild", "--nodes", "1"), 2)
     assert cluster.machines == {} and cluster.data_disks == []
 
