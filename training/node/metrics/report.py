@@ -24,12 +24,12 @@ from training.data.look.content import LOOK, Look, look_from
 from training.data.look.survey import NAMES
 from training.models.card import loading, read_facts
 from training.node.metrics import run_tables
+from training.node.metrics.against_plan import resumes_of
 from training.node.metrics.plots import Drawn, PlotMark, draw, plots
 from training.node.metrics.run_tables import NOT_KNOWN, RunCost, correction, moment, plan_against_actual, tiles
 from training.node.supervision.failure import ASKED
 from training.run.causes import parse_cause
 from training.run.evaluations import read_evaluations
-from training.run.events import EVENTS, Resumed, parse_rows
 from training.run.folder import (
     CHECKPOINTS,
     FETCHED,
@@ -116,7 +116,7 @@ def content(
     starts = read_starts(run)
     seconds = _seconds(status, starts, now)
     facts = facts or _facts(run)
-    checkpoint, resumes = facts["checkpoint"], _resumes(run / EVENTS)
+    checkpoint, resumes = facts["checkpoint"], [(each.step, each.ranks) for each in resumes_of(run)]
     marks = marks_of([step for step, _ in resumes], steps, str(status.get("state")))
     drawn = [draw(plot, steps, evaluations, marks, say) for plot in plots(predicted)]
     data = object_in(run / "data" / "report.json")
@@ -201,12 +201,6 @@ def _checkpoint(folder: Path) -> int | None:
     steps = checkpoint_steps(path.name for path in folder.glob("*"))
     best = (folder / BEST).read_text(encoding="utf-8").strip() if (folder / BEST).is_file() else ""
     return next((step for step in steps if checkpoint_name(step) == best), steps[-1] if steps else None)
-
-
-def _resumes(events: Path) -> list[tuple[int, int]]:
-    """The steps gone on from, and how many ranks had saved them."""
-    rows = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
-    return [(each.event.step, each.event.ranks) for each in rows if isinstance(each.event, Resumed)]
 
 
 def _seconds(status: Row, starts: Sequence[RunStart], now: float) -> float | None:
