@@ -9,57 +9,38 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from training.cost.cards import Rates, same_kind
 from training.run.events import OffPlan
 from training.text.files import bounded_json
+from training.text.problems import expected
 
 T = TypeVar("T")
-Range = tuple[float, float]
-ANY: Range = (1e-300, 1e300)
-"""Of a number that nothing else is said of: above 0, and no infinity."""
-FLOPS: Range = (1e9, 1e17)
+Amount = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, strict=True)]
+Seconds = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+"""Of a plan: they were once rounded, to 0 where they were short."""
+Flops = Annotated[float, Field(ge=1e9, le=1e17, strict=True)]
 """A second: from a core of an old CPU to far above any card."""
-BYTES_PER_S: Range = (1e4, 1e13)
+BytesPerS = Annotated[float, Field(ge=1e4, le=1e13, strict=True)]
 """From a telephone line to above any card's memory."""
 
 
-def read_record(kind: type[T], content: str, ranges: Mapping[str, Range]) -> T:
-    """A `kind` from its JSON; what it does not know is left out. `ranges`: of its numbers. Raises ValueError for what
-    is none, with the first value that cannot be."""
-    table = bounded_json(content, float)
-    if not isinstance(table, dict):
-        raise ValueError("it is no table of values")
-    hints, values = get_type_hints(kind), {}
-    for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass
-        if field.name in table:
-            values[field.name] = _checked(field.name, table[field.name], hints[field.name], ranges)
-        elif field.default is MISSING:
-            raise ValueError(f"it lacks {field.name}")
-    return kind(**values)
-
-
-def _checked(name: str, value: Any, hint: Any, ranges: Mapping[str, Range]) -> Any:
-    allowed = get_args(hint) or (hint,)
-    if value is None and type(None) in allowed:
-        return None
-    if hint == tuple[str, ...]:
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return tuple(value)
-        raise ValueError(f"{name} is {value!r:.60}, and no list of names")
-    if str in allowed:
-        if isinstance(value, str):
-            return value
-        raise ValueError(f"{name} is {value!r:.60}, and no text")
-    least, most = ranges.get(name, ANY)
-    number = int if int in allowed else int | float
-    if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= most:
-        bounds = "above 0" if (least, most) == ANY else f"from {least:g} to {most:g}"
-        raise ValueError(f"{name} is {value!r:.60}, and has to be a number {bounds}")
-    return value
+def read_record(kind: TypeAdapter[T], content: str) -> T:
+    """A record from its JSON; what it does not know is left out. Raises ValueError for what is none, with the first
+    value that cannot be."""
+    try:
+        return kind.validate_python(bounded_json(content, float))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][0] if first["loc"] else "it"
+        value = "missing" if first["type"] == "missing" else f"{first['input']!r:.60}: {expected(first)}"
+        raise ValueError(f"{name} is {value}") from None
 
 
 # What `fab prove` measured of a cluster: the plan goes by it instead of by its table of cards.
@@ -95,21 +76,21 @@ class Calibration:
 
     run_id: str
     cluster: str
-    time: float
+    time: Amount
     """Seconds since the epoch, on the machine that asked."""
-    world_size: int
+    world_size: Count
     card: str | None
     """As the driver names it; None where the ranks compute on the CPU."""
-    matmul_flops: float
+    matmul_flops: Flops
     """In bfloat16; in float16 on a card that has none."""
-    memory_bytes_per_s: float
-    link_bytes_per_s: float | None
+    memory_bytes_per_s: BytesPerS
+    link_bytes_per_s: BytesPerS | None
     """All-gather's busbw; None for a single rank."""
-    own_loss_s: float | None = None
+    own_loss_s: Amount | None = None
     """Seconds of our own loss on a chunk, of the rank that was slowest with it; None where only it was there."""
-    liger_loss_s: float | None = None
+    liger_loss_s: Amount | None = None
     """Of Liger's on the same chunk; None where it was not there, or not our loss."""
-    ram_bytes: float | None = None
+    ram_bytes: Amount | None = None
     """Of the node that has least."""
     nodes: tuple[str, ...] = ()
     """That were measured; none in what was written before their names were kept."""
@@ -146,12 +127,12 @@ def calibration_text(calibration: Calibration) -> str:
     return json.dumps(asdict(calibration), indent=1) + "\n"
 
 
-CALIBRATION_RANGES = {"matmul_flops": FLOPS, "memory_bytes_per_s": BYTES_PER_S, "link_bytes_per_s": BYTES_PER_S}
+CALIBRATION = TypeAdapter(Calibration)
 
 
 def parse_calibration(content: str) -> Calibration:
     """The calibration in a JSON text. Raises ValueError where it is none."""
-    return read_record(Calibration, content, CALIBRATION_RANGES)
+    return read_record(CALIBRATION, content)
 
 
 # What runs took against what their plans had foreseen: the next plan of such cards, such a network and such a strategy
@@ -181,27 +162,27 @@ class MeasuredRun:
     """One run, or its last start."""
 
     run_id: str
-    time: float
+    time: Amount
     """Seconds since 1970, when it was written."""
     strategy: str
     card: str | None
     """As the driver names it; None where the ranks compute on the CPU."""
-    ranks: int
-    flops: float | None
+    ranks: Count
+    flops: Flops | None
     """The card's rate its plan went by."""
-    bytes_per_s: float | None
+    bytes_per_s: BytesPerS | None
     """The link's."""
-    steps: int
+    steps: Count
     """That were counted."""
-    step_s: float
+    step_s: Amount
     """Their median."""
-    planned_step_s: float | None
+    planned_step_s: Seconds | None
     """As the plan said; None where it estimated none."""
-    model_step_s: float | None
+    model_step_s: Seconds | None
     """As it would have said without any correction."""
-    memory_gib: float
+    memory_gib: Amount
     """The most that any rank held."""
-    planned_memory_gib: float | None
+    planned_memory_gib: Amount | None
     dtype: str
     """The recipe's."""
     tuning: str
@@ -345,12 +326,9 @@ def measured_text(measured: MeasuredRun) -> str:
     return json.dumps(asdict(measured), indent=1) + "\n"
 
 
-MEASURED_RANGES = {"flops": FLOPS, "bytes_per_s": BYTES_PER_S} | dict.fromkeys(
-    ("planned_step_s", "model_step_s"), (0.0, ANY[1])
-)
-"""A plan's seconds were once rounded, to 0 where they were short."""
+MEASURED_RUN = TypeAdapter(MeasuredRun)
 
 
 def parse_measured(content: str) -> MeasuredRun:
     """What a run left. Raises ValueError where it is none."""
-    return read_record(MeasuredRun, content, MEASURED_RANGES)
+    return read_record(MEASURED_RUN, content)

@@ -126,13 +126,13 @@ def test_it_comes_back_as_it_was_written_and_what_is_none_is_refused():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"time": None}, "time is None, and has to be a number above 0"),
-        ({"strategy": ["x"]}, r"strategy is \['x'\], and no text"),
-        ({"ranks": 2.5}, "ranks is 2.5, and has to be a number above 0"),
-        ({"steps": True}, "steps is True"),
-        ({"step_s": float("inf")}, "step_s is inf"),
-        ({"flops": 8}, r"flops is 8, and has to be a number from 1e\+09 to 1e\+17"),
-        ({"card": 7}, "card is 7, and no text"),
+        ({"time": None}, "time is None: "),
+        ({"strategy": ["x"]}, r"strategy is \['x'\]: a text is expected"),
+        ({"ranks": 2.5}, "ranks is 2.5: "),
+        ({"steps": True}, "steps is True: "),
+        ({"step_s": float("inf")}, "step_s is inf: "),
+        ({"flops": 8}, r"flops is 8: at least 1e\+09 is expected"),
+        ({"card": 7}, "card is 7: a text is expected"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(change, said):

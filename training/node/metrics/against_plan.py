@@ -2,7 +2,7 @@
 
     python -m training.node.metrics.against_plan --run DIR
 
-The supervisor runs it when a run is over. Standard library and our own pure modules only.
+The supervisor runs it when a run is over. Pure modules of ours only, without torch.
 """
 
 from __future__ import annotations
