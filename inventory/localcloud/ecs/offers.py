@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from inventory.aliyun_settings import REGIONS
 from inventory.localcloud.ecs import catalogue
 from inventory.localcloud.ecs.actions import STS, ApiError, EmulatedCloud, Parameters, action, parsed, second
 from inventory.localcloud.ecs.catalogue import Type
@@ -187,37 +186,6 @@ def get_caller_identity(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     account = cloud.account.account_id
     arn = f"acs:ram::{account}:root"
     return {"IdentityType": "Account", "AccountId": account, "PrincipalId": account, "UserId": account, "Arn": arn}
-
-
-@action("DescribeRegions")
-def describe_regions(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
-    """All of them at one address; what was made is in the account's own."""
-    regions = [
-        {
-            "RegionId": region,
-            "LocalName": "local cloud",
-            "RegionEndpoint": f"127.0.0.1:{cloud.account.port}",
-            "Status": "available",
-        }
-        for region in REGIONS
-    ]
-    return {"Regions": {"Region": regions}}
-
-
-@action("DescribeZones")
-def describe_zones(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
-    zones = [
-        {
-            "ZoneId": zone,
-            "LocalName": f"local cloud {zone[-1]}",
-            "ZoneType": "AvailabilityZone",
-            "AvailableResourceCreation": {"ResourceTypes": ["VSwitch", "IoOptimized", "Instance", "Disk"]},
-            "AvailableInstanceTypes": {"InstanceTypes": list(catalogue.TYPES)},
-            "AvailableDiskCategories": {"DiskCategories": list(catalogue.CATEGORIES)},
-        }
-        for zone in catalogue.zones(p.text("RegionId") or cloud.account.region_id)
-    ]
-    return {"Zones": {"Zone": zones}}
 
 
 @action("DescribeInstanceTypes")

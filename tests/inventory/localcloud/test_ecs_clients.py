@@ -85,18 +85,18 @@ def test_the_typed_client_tells_errors_and_throttling_apart(api):
     from alibabacloud_ecs20140526 import models
     from alibabacloud_tea_openapi.exceptions import ClientException, ServerException, ThrottlingException
 
-    request = models.DescribeZonesRequest(region_id="cn-hangzhou")
-    api.fault("DescribeZones", "throttle")
+    request = models.DescribeKeyPairsRequest(region_id="cn-hangzhou")
+    api.fault("DescribeKeyPairs", "throttle")
     with pytest.raises(ThrottlingException) as throttled:
-        client.describe_zones(request)
+        client.describe_key_pairs(request)
     assert (throttled.value.code, throttled.value.retry_after) == ("Throttling.User", 200)
-    api.fault("DescribeZones", "error-500")
+    api.fault("DescribeKeyPairs", "error-500")
     with pytest.raises(ServerException):
-        client.describe_zones(request)
+        client.describe_key_pairs(request)
     with pytest.raises(ClientException) as unknown:
-        client.describe_zones(models.DescribeZonesRequest(region_id="cn-nowhere"))
+        client.describe_key_pairs(models.DescribeKeyPairsRequest(region_id="cn-nowhere"))
     assert unknown.value.code == "InvalidRegionId.NotFound"
-    assert client.describe_zones(request).body.zones.zone[0].zone_id == "cn-hangzhou-h"
+    assert client.describe_key_pairs(request).body.total_count == 0
 
 
 def written_disk(api, instance_id):
@@ -166,9 +166,8 @@ def test_a_wrong_secret_is_refused(api):
     api.access_key_secret = "wrong"
     try:
         with pytest.raises(ClientException) as typed:
-            typed_client(api).describe_regions(models.DescribeRegionsRequest())
+            typed_client(api).describe_key_pairs(models.DescribeKeyPairsRequest(region_id=REGION))
     finally:
         api.access_key_secret = secret
     assert typed.value.code == "SignatureDoesNotMatch"
-    told = client.describe_regions(models.DescribeRegionsRequest()).body.regions.region
-    assert REGION in [each.region_id for each in told]
+    assert client.describe_key_pairs(models.DescribeKeyPairsRequest(region_id=REGION)).body.total_count == 0

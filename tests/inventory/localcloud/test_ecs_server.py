@@ -46,16 +46,15 @@ def test_it_listens_on_loopback_alone(api):
 
 
 def test_an_unknown_region_is_refused_with_those_there_are(api):
-    status, error = v3(api, "DescribeZones", RegionId="cn-hangzou")
-    assert (status, error["Code"]) == (404, "InvalidRegionId.NotFound") and "cn-hangzhou, " in error["Message"]
-    status, told = v3(api, "DescribeRegions")
-    assert {"cn-hangzhou", "eu-central-1"} <= {each["RegionId"] for each in told["Regions"]["Region"]}
+    status, error = v3(api, "DescribeInstanceTypes", RegionId="cn-hangzou")
+    assert (status, error["Code"]) == (404, "InvalidRegionId.NotFound")
+    assert all(region in error["Message"] for region in ("cn-hangzhou, ", "eu-central-1"))
 
 
 def test_an_answer_has_its_request_id_and_the_vendors_headers(api):
     headers = signed_headers(
         host=api.endpoint,
-        action="DescribeRegions",
+        action="DescribeInstanceTypes",
         version="2014-05-26",
         query={},
         key=(api.access_key_id, api.access_key_secret),
@@ -76,7 +75,7 @@ def test_an_error_body_is_as_documented(api):
 
 
 def test_another_version_is_refused(api):
-    status, error = v3(api, "DescribeRegions", version="2013-01-01")
+    status, error = v3(api, "DescribeInstanceTypes", version="2013-01-01")
     assert (status, error["Code"]) == (400, "InvalidVersion")
 
 
@@ -88,23 +87,23 @@ def test_another_version_is_refused(api):
     ],
 )
 def test_a_wrong_signature_and_an_old_date_are_refused(api, change, refusal):
-    status, error = v3(api, "DescribeRegions", **change)
+    status, error = v3(api, "DescribeInstanceTypes", **change)
     assert (status, error["Code"]) == refusal
 
 
 def test_a_nonce_is_good_for_one_call(api):
-    assert v3(api, "DescribeRegions", nonce="twice")[0] == 200
-    status, error = v3(api, "DescribeRegions", nonce="twice")
+    assert v3(api, "DescribeInstanceTypes", nonce="twice")[0] == 200
+    status, error = v3(api, "DescribeInstanceTypes", nonce="twice")
     assert (status, error["Code"]) == (400, "SignatureNonceUsed")
 
 
 def test_a_wrongly_signed_call_uses_up_no_nonce(api):
-    assert v3(api, "DescribeRegions", nonce="once", secret="wrong")[0] == 400
-    assert v3(api, "DescribeRegions", nonce="once")[0] == 200
+    assert v3(api, "DescribeInstanceTypes", nonce="once", secret="wrong")[0] == 400
+    assert v3(api, "DescribeInstanceTypes", nonce="once")[0] == 200
 
 
 def test_an_unsigned_request_gets_nothing(api):
-    status, _, text = http(api, "GET", {"Action": "DescribeRegions", "Version": "2014-05-26"})
+    status, _, text = http(api, "GET", {"Action": "DescribeInstanceTypes", "Version": "2014-05-26"})
     assert (status, json.loads(text)["Code"]) == (400, "IncompleteSignature")
 
 
@@ -241,7 +240,7 @@ def test_everything_is_still_there_after_a_restart():
 def test_the_clock_is_put_forward_and_calls_are_still_signed_by_the_real_one(api):
     before = v3(api, "Now", version="local")[1]["Now"]
     assert v3(api, "Hurry", version="local", Seconds=86_400)[1]["Now"] >= before + 86_400
-    assert v3(api, "DescribeRegions")[0] == 200
+    assert v3(api, "DescribeInstanceTypes")[0] == 200
 
 
 @pytest.fixture

@@ -30,13 +30,11 @@ RECORDED = {
     "jclouds_instanceTypes.json": "DescribeInstanceTypes",
     "jclouds_instances-first.json": "DescribeInstances",
     "jclouds_keypairs-first.json": "DescribeKeyPairs",
-    "jclouds_regions.json": "DescribeRegions",
     "jclouds_securitygroups-first.json": "DescribeSecurityGroups",
     "jclouds_vpc-create-res.json": "CreateVpc",
     "jclouds_vpcs-first.json": "DescribeVpcs",
     "jclouds_vswitch-create-res.json": "CreateVSwitch",
     "jclouds_vswitches-first.json": "DescribeVSwitches",
-    "jclouds_zones.json": "DescribeZones",
 }
 TIMES = {
     "seconds": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),

@@ -71,7 +71,7 @@ def test_a_v3_request_must_sign_what_it_asks_for():
     short = PUBLISHED_V3.headers["authorization"].replace("x-acs-action;", "")
     assert code_of(with_headers(authorization=short)) == (400, "IncompleteSignature")
     assert code_of(with_headers(authorization="ACS3-HMAC-SHA256 nonsense")) == (400, "IncompleteSignature")
-    assert code_of(Request("GET", {}, {"Action": "DescribeRegions"})) == (400, "IncompleteSignature")
+    assert code_of(Request("GET", {}, {"Action": "DescribeInstanceTypes"})) == (400, "IncompleteSignature")
 
 
 @pytest.mark.parametrize("off", [-901, 901])

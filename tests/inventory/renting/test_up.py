@@ -532,8 +532,8 @@ def test_a_kept_disk_stays_kept_whatever_the_settings_say_of_new_ones(cluster):
 def moved(cluster, factor, nodes=2, hours=4):
     """A plan the user agreed to, and then the market moves."""
     plan = cluster.plan(nodes, hours)
-    cluster.api.fault("DescribeZones", "price-moved", instance_type="ecs.local.small", factor=factor)
-    cluster.cloud.call("DescribeZones", {"RegionId": "cn-hangzhou"})
+    cluster.api.fault("DescribeInstanceTypes", "price-moved", instance_type="ecs.local.small", factor=factor)
+    cluster.cloud.call("DescribeInstanceTypes", {})
     return plan
 
 
