@@ -109,7 +109,8 @@ def content(
     plan, launch = object_in(run / PLAN), object_in(run / LAUNCH)
     say = Words(language or str(launch.get("language") or "en"))
     status = status or object_in(run / STATUS)
-    rows = _rows(run / METRICS)
+    metrics = run / METRICS
+    rows = parse_metrics(metrics.read_bytes())[0] if metrics.exists() else []
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "validation_loss" in row]
     predicted = plan.get("predicted") or {}
@@ -182,10 +183,6 @@ def _loading(run: Path, step: int | None, say: Say) -> tuple[list[str], list[str
     if not (chosen / "adapter" / ADAPTER_CONFIG).is_file():
         return None
     return loading(f"{LOCAL_RUNS}/{run.name}/adapter", read_facts(run, chosen, merged=False), say)
-
-
-def _rows(path: Path) -> list[Row]:
-    return parse_metrics(path.read_bytes())[0] if path.exists() else []
 
 
 def _look(content: Any) -> Look | None:

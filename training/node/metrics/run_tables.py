@@ -21,7 +21,7 @@ from training.text.catalogue import EMPTY_ANSWER, ENGLISH, Say
 from training.text.counts import HOUR, bare, size_text
 from training.text.files import sha256_of
 
-NumberRow = dict[str, Any]
+Row = dict[str, Any]
 NOT_KNOWN = "not known"
 
 
@@ -39,7 +39,7 @@ class RunCost:
 
 
 def tiles(
-    steps: Sequence[NumberRow], evaluations: Sequence[NumberRow], spent: RunCost, say: Say = ENGLISH
+    steps: Sequence[Row], evaluations: Sequence[Row], spent: RunCost, say: Say = ENGLISH
 ) -> list[tuple[str, str, str]]:
     """What one wants to know first: name, value, a remark."""
     summary: list[tuple[str, str, str]] = []
@@ -69,7 +69,7 @@ def tiles(
     return summary
 
 
-def of_pairs(evaluations: Sequence[NumberRow]) -> bool:
+def of_pairs(evaluations: Sequence[Row]) -> bool:
     """Whether it is the loss of DPO that was measured."""
     return any(row.get("reward_accuracy") is not None for row in evaluations)
 
@@ -81,7 +81,7 @@ def _cost(spent: RunCost, say: Say) -> tuple[str, str]:
     return spent.money, rate
 
 
-def _remark(best: NumberRow, say: Say) -> str:
+def _remark(best: Row, say: Say) -> str:
     if (perplexity := best.get("perplexity")) is not None:
         return say("perplexity {value}, step {step}", value=f"{perplexity:.2f}", step=best["step"])
     if (preferred := best.get("reward_accuracy")) is not None:
@@ -90,8 +90,8 @@ def _remark(best: NumberRow, say: Say) -> str:
 
 
 def plan_against_actual(
-    predicted: NumberRow,
-    steps: Sequence[NumberRow],
+    predicted: Row,
+    steps: Sequence[Row],
     seconds: float | None,
     resumed: Sequence[int] = (),
     say: Say = ENGLISH,
@@ -109,8 +109,18 @@ def plan_against_actual(
     planned_s = minutes and 60 * minutes * (made / first if first else 1)
     whole = "the whole run" if made == total else "the steps made"
     rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
-        ("memory of a rank", predicted.get("memory_gib"), max(row["memory_gib"] for row in steps), _gib),
-        (of_step, predicted.get("step_s"), statistics.median(row["step_s"] for row in settled), _step_s),
+        (
+            "memory of a rank",
+            predicted.get("memory_gib"),
+            max(row["memory_gib"] for row in steps),
+            lambda value: f"{number(value)} GiB",
+        ),
+        (
+            of_step,
+            predicted.get("step_s"),
+            statistics.median(row["step_s"] for row in settled),
+            lambda value: f"{number(value)} s",
+        ),
         (whole, planned_s, seconds, lambda value: duration(value, say)),
         ("tokens a step", predicted.get("tokens_per_step"), steps[-1]["tokens"] / made, number),
         ("steps", total, made, number),
@@ -126,15 +136,7 @@ def plan_against_actual(
     ]
 
 
-def _gib(value: float) -> str:
-    return f"{number(value)} GiB"
-
-
-def _step_s(value: float) -> str:
-    return f"{number(value)} s"
-
-
-def correction(predicted: NumberRow, say: Say) -> str:
+def correction(predicted: Row, say: Say) -> str:
     """What earlier runs changed of the planned seconds; empty where they changed nothing."""
     made = predicted.get("correction") or {}
     text = "the planned seconds are times {factor}, as earlier runs were: {runs}"
@@ -163,7 +165,6 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-Row = dict[str, Any]
 COUNTS = {
     "shape": "shape",
     "records": "records",
