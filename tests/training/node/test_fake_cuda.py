@@ -141,8 +141,8 @@ def test_what_learns_the_same_gives_the_same_losses_however_it_is_spread(on_two,
 
 def test_strategies_pass_where_no_kernel_of_the_loss_can_be_compiled(tmp_path):
     """As a run trains there; that it cannot be is a row of its own."""
-    (tmp_path / "asked.json").write_text('{"quick": true, "only": "zero2"}')
-    started = forked_rank.start_on_cards(2, NODE / "prove" / "walk.py", "--run", tmp_path)
+    (tmp_path / "asked.json").write_text('{"quick": true}')
+    started = forked_rank.start_on_cards(2, SUPPORT / "strategies_walk.py", "--run", tmp_path)
     codes, outputs = forked_rank.finish(started, 100)
     assert codes == [0, 0], "\n".join(text[-3000:] for text in outputs)
     found = json.loads((tmp_path / "result.json").read_text())
