@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.node_files import REFUSED, shell
-from inventory.settings import Settings
+from inventory.settings import Mirrors, Settings
 
 CUDA_ONLY = re.compile(r"^(nvidia|cuda)-|^triton$|^liger-kernel$")
 
@@ -73,54 +73,28 @@ def _on_cpu(name: str) -> bool:
 
 # conda on a node: which installer, from where, and the shell that installs it.
 
-
-@dataclass(frozen=True)
-class Installer:
-    """A conda installer for Linux x86_64, pinned."""
-
-    file: str
-    sha256: str
-    url: str
-    """The release it belongs to."""
-
-
-INSTALLERS = {
-    "miniforge": Installer(
-        file="Miniforge3-26.3.2-3-Linux-x86_64.sh",
-        sha256="848194851a98903134187fbb4ab50efe87b003e0c0f808f97644b7524a62bf2c",
-        url="https://github.com/conda-forge/miniforge/releases/download/26.3.2-3",
-    ),
-    "miniconda": Installer(
-        file="Miniconda3-py312_26.3.2-2-Linux-x86_64.sh",
-        sha256="32673413a39a21ae3997c9b38236e9df15c9fcef930b510487c64fe259e03f95",
-        url="https://repo.anaconda.com/miniconda",
-    ),
-}
+RELEASE = "26.3.2-3"
+"""Of Miniforge."""
+RELEASE_URL = f"https://github.com/conda-forge/miniforge/releases/download/{RELEASE}"
+INSTALLER = f"Miniforge3-{RELEASE}-Linux-x86_64.sh"
+INSTALLER_SHA256 = "848194851a98903134187fbb4ab50efe87b003e0c0f808f97644b7524a62bf2c"
 NO_INTERNET = (
     "it needs a way to the internet; [mirrors] in cluster.toml takes other places, preset = china those in China"
 )
 PYTHON_LOCK = Path(__file__).with_name("conda-python.lock")
-# How the Chinese mirrors of Miniforge's releases name a release's folder.
-MIRRORED_RELEASE = "Release%2026.3.2-3"
-LICENCE_NOTE = (
-    "Miniconda's installer and its default channel need a paid licence in organisations above 200 people. "
-    'Packages are taken from conda-forge all the same; distribution = "miniforge" needs no licence.'
-)
 
 
-def install_command(installer: Installer, urls: list[str], prefix: str) -> str:
+def install_command(urls: list[str], prefix: str) -> str:
     """Shell that installs conda where this very one is not: the first source whose file has the pinned sha256."""
-    pinned = {"file": installer.file, "sha256": installer.sha256, "urls": " ".join(urls)}
-    return shell("install_conda.sh", prefix=prefix, **pinned, refused=REFUSED)
+    pinned = {"file": INSTALLER, "sha256": INSTALLER_SHA256}
+    return shell("install_conda.sh", prefix=prefix, urls=" ".join(urls), **pinned, refused=REFUSED)
 
 
-def installer_urls(distribution: str, mirror: str) -> list[str]:
+def installer_urls(mirror: str) -> list[str]:
     """Where the installer may come from, the mirror first; its sha256 decides, not where it comes from."""
-    installer = INSTALLERS[distribution]
-    own = f"{installer.url}/{installer.file}"
-    if distribution != "miniforge" or not mirror:
-        return [own]
-    return [f"{mirror.rstrip('/')}/{MIRRORED_RELEASE}/{installer.file}", own]
+    own = f"{RELEASE_URL}/{INSTALLER}"
+    # how the Chinese mirrors of Miniforge's releases name a release's folder
+    return [f"{mirror.rstrip('/')}/Release%20{RELEASE}/{INSTALLER}", own] if mirror else [own]
 
 
 def condarc(mirror: str) -> str:
@@ -149,32 +123,25 @@ class Environment:
     """What the settings ask for."""
 
     provider: str
-    distribution: str
     flavour: str
     lock: str
-    pypi: str
-    conda: str
-    miniforge: str
+    mirrors: Mirrors
     wheelhouse: str
 
     @property
     def hash(self) -> str:
         """Changes when the environment has to be built again; mirrors do not count."""
-        python = [self.distribution, explicit_list("")] if self.provider == "conda" else ["system"]
-        parts = [BUILD_VERSION, self.provider, *python, self.flavour, lock_hash(self.lock)]
+        python = explicit_list("") if self.provider == "conda" else "system"
+        parts = [BUILD_VERSION, self.provider, python, self.flavour, lock_hash(self.lock)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def environment_from(settings: Settings, lock: str) -> Environment:
     """The environment cluster.toml asks for."""
-    mirrors = settings.mirrors.resolved()
     return Environment(
         provider=settings.python_provider,
-        distribution=settings.python.distribution,
         flavour=settings.torch_flavour,
         lock=lock,
-        pypi=mirrors.pypi,
-        conda=mirrors.conda,
-        miniforge=mirrors.miniforge,
+        mirrors=settings.mirrors.resolved(),
         wheelhouse=settings.python.wheelhouse,
     )

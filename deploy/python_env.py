@@ -52,12 +52,12 @@ def interpreter_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
         yield remove
         yield shlex.join(["python3", "-m", "venv", at.env])
         return
-    urls = environment.installer_urls(wanted.distribution, wanted.miniforge)
-    yield environment.install_command(environment.INSTALLERS[wanted.distribution], urls, at.conda)
-    yield f"printf %s {shlex.quote(environment.condarc(wanted.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
+    mirrors = wanted.mirrors
+    yield environment.install_command(environment.installer_urls(mirrors.miniforge), at.conda)
+    yield f"printf %s {shlex.quote(environment.condarc(mirrors.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
     yield remove
     packages = f"{at.conda}/python.txt"
-    yield f"printf %s {shlex.quote(environment.explicit_list(wanted.conda))} > {shlex.quote(packages)}"
+    yield f"printf %s {shlex.quote(environment.explicit_list(mirrors.conda))} > {shlex.quote(packages)}"
     yield shlex.join([f"{at.conda}/bin/conda", "create", "-y", "-p", at.env, "--file", packages])
 
 
@@ -84,7 +84,7 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     """
     python = f"{at.env}/bin/python"
     sources = _sources(wanted, at, complete_wheelhouse)
-    reach = reach_command(wanted.pypi or "https://pypi.org", "the packages cannot be fetched")
+    reach = reach_command(wanted.mirrors.pypi or "https://pypi.org", "the packages cannot be fetched")
     why = "" if complete_wheelhouse else f" || {{ code=$?; {reach}; exit $code; }}"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]
@@ -105,7 +105,7 @@ def _sources(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> li
     if complete_wheelhouse:
         return ["--no-index", "--find-links", at.wheelhouse]
     options = ["--find-links", wanted.wheelhouse] if wanted.wheelhouse else []
-    return options + (["--index-url", wanted.pypi] if wanted.pypi else [])
+    return options + (["--index-url", wanted.mirrors.pypi] if wanted.mirrors.pypi else [])
 
 
 def finishing_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
@@ -166,8 +166,6 @@ def build_environment() -> None:
     wanted = environment_from(host.data.settings, LOCK.read_text(encoding="utf-8"))
     head = host.data.cluster[0]
     if host.data.node.rank == 0:
-        if wanted.provider == "conda" and wanted.distribution == "miniconda":
-            host.log_styled(environment.LICENCE_NOTE, fg="yellow")
         environment_on_head(name="Built on the head", wanted=wanted)
     else:
         fan_out.copy(

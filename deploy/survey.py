@@ -215,7 +215,7 @@ def fetched_from(
     if head and new:
         places += [mirrors.pypi] if mirrors.pypi else []
         if settings.python_provider == "conda":
-            places += installer_urls(settings.python.distribution, mirrors.miniforge)[:1]
+            places += installer_urls(mirrors.miniforge)[:1]
     missing = (model for model in models if not answer.models.get(model.folder))
     if head and any(not model.repo.startswith(LOCAL) for model in missing):
         places.append(hub_at(mirrors.hub, None, "").address)

@@ -124,8 +124,6 @@ class Python(Section):
 
     provider: Literal["auto", "conda", "venv"] = "auto"
     """auto: venv (the system's Python, 3.11 or newer) on the local cloud, conda (Miniforge, Python 3.12) elsewhere."""
-    distribution: Literal["miniforge", "miniconda"] = "miniforge"
-    """Miniconda's default channel needs a paid licence in organisations above 200 people."""
     torch: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: cpu on the local cloud, cuda elsewhere."""
     wheelhouse: str = ""

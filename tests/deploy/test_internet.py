@@ -107,7 +107,7 @@ def test_only_the_head_fetches_more_than_packages():
     bare = {"environment": "", "models": {}}
     conda = {"provider": "static", "python": {"provider": "conda"}}
     assert asked(conda, ("qwen3-8b",), head=False, **bare) == ["archives"]
-    assert asked(conda, ("qwen3-8b",), **bare) == ["archives", installer_urls("miniforge", "")[0], HUB]
+    assert asked(conda, ("qwen3-8b",), **bare) == ["archives", installer_urls("")[0], HUB]
 
 
 def test_the_mirrors_are_what_is_asked():

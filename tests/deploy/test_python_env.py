@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy import environment, fan_out, python_env
-from deploy.environment import Installer
 from deploy.node_files import REFUSED
 from deploy.python_env import Environment, EnvPaths
 from inventory.settings import Mirrors, Python, Settings
@@ -52,7 +52,7 @@ class Ground:
     at: EnvPaths
     lock: str
 
-    def wanted(self, **changes: str) -> Environment:
+    def wanted(self, **changes: Any) -> Environment:
         return replace(python_env.environment_from(HERE, self.lock), **changes)
 
     def fill(self, wanted: Environment) -> None:
@@ -227,7 +227,7 @@ def test_the_internet_is_named_only_where_it_is_not_reached(tmp_path: Path, list
         index = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
         if not listens:
             server.close()
-        wanted = replace(python_env.environment_from(HERE, LOCK), pypi=index)
+        wanted = replace(python_env.environment_from(HERE, LOCK), mirrors=Mirrors(pypi=index))
         first, *_ = python_env.package_commands(wanted, paths(tmp_path), complete_wheelhouse=False)
         done = subprocess.run(["sh", "-c", first], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert (done.returncode, environment.NO_INTERNET in done.stderr) == ((127, False) if listens else (REFUSED, True))
@@ -307,18 +307,20 @@ def test_an_old_system_python_is_refused_in_one_sentence(tmp_path: Path) -> None
     assert done.stderr == ('the system\'s Python is older than 3.11: set [python] provider = "conda" in cluster.toml\n')
 
 
-def stand_in_installer(sha256: str = "") -> Installer:
-    digest = sha256 or hashlib.sha256(STAND_IN.read_bytes()).hexdigest()
-    return Installer(STAND_IN.name, digest, STAND_IN.parent.as_uri())
-
-
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Installer:
-    monkeypatch.setitem(environment.INSTALLERS, "miniforge", stand_in_installer())
-    return environment.INSTALLERS["miniforge"]
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Path:
+    pin(monkeypatch, STAND_IN)
+    return STAND_IN
 
 
-def test_stand_in_conda_is_installed_once_and_makes_the_environment(ground: Ground, stand_in: Installer) -> None:
+def pin(monkeypatch: pytest.MonkeyPatch, file: Path, sha256: str = "") -> None:
+    """Have a file in place of Miniforge's installer."""
+    monkeypatch.setattr(environment, "INSTALLER", file.name)
+    monkeypatch.setattr(environment, "INSTALLER_SHA256", sha256 or hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(environment, "RELEASE_URL", file.parent.as_uri())
+
+
+def test_stand_in_conda_is_installed_once_and_makes_the_environment(ground: Ground, stand_in: Path) -> None:
     wanted = ground.wanted(provider="conda")
     ground.run(python_env.interpreter_commands(wanted, ground.at))
     assert ground.python.exists()
@@ -329,21 +331,20 @@ def test_stand_in_conda_is_installed_once_and_makes_the_environment(ground: Grou
     assert Path(ground.at.conda, "conda-meta/history").stat().st_mtime_ns == installed
 
 
-def test_a_conda_of_another_distribution_is_not_taken_for_the_wanted_one(
-    ground: Ground, stand_in: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_conda_is_not_taken_for_the_wanted_one(
+    ground: Ground, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other_stand_in"
     other.write_text(STAND_IN.read_text().replace("installed by a stand-in", "installed by another"))
-    installer = Installer(other.name, hashlib.sha256(other.read_bytes()).hexdigest(), other.parent.as_uri())
-    monkeypatch.setitem(environment.INSTALLERS, "miniconda", installer)
-    ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
-    wanted = ground.wanted(provider="conda", distribution="miniconda")
+    wanted = ground.wanted(provider="conda")
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    pin(monkeypatch, other)
     ground.run(python_env.interpreter_commands(wanted, ground.at))
     assert Path(ground.at.conda, "conda-meta/history").read_text() == "installed by another\n"
 
 
 def test_an_environment_stays_while_its_conda_cannot_be_had(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(environment.INSTALLERS, "miniforge", stand_in_installer("0" * 64))
+    pin(monkeypatch, STAND_IN, "0" * 64)
     ground.python.parent.mkdir(parents=True)
     ground.python.write_text("the old one")
     with pytest.raises(AssertionError, match=r"(?s)pinned sha256.*\[mirrors\] miniforge.*\[python\] provider"):
@@ -351,40 +352,41 @@ def test_an_environment_stays_while_its_conda_cannot_be_had(ground: Ground, monk
     assert ground.python.read_text() == "the old one"
 
 
-def test_a_half_installed_stand_in_conda_is_installed_again(ground: Ground, stand_in: Installer) -> None:
+def test_a_half_installed_stand_in_conda_is_installed_again(ground: Ground, stand_in: Path) -> None:
     Path(ground.at.conda, "bin").mkdir(parents=True)
     Path(ground.at.conda, "bin/conda").write_text("half")
     ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
     assert ground.python.exists()
 
 
-def test_an_installer_with_another_sha256_is_refused_and_not_run(tmp_path: Path) -> None:
-    installer = stand_in_installer("0" * 64)
+def test_an_installer_with_another_sha256_is_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin(monkeypatch, STAND_IN, "0" * 64)
     at = EnvPaths(conda=str(tmp_path / "conda"))
-    url = f"{installer.url}/{installer.file}"
-    with pytest.raises(AssertionError, match=f"no {installer.file} with the pinned sha256 at {url}"):
-        Ground(at, "").run(iter([environment.install_command(installer, [url], at.conda)]))
+    with pytest.raises(AssertionError, match=f"no {STAND_IN.name} with the pinned sha256 at {STAND_IN.as_uri()}"):
+        Ground(at, "").run(iter([environment.install_command([STAND_IN.as_uri()], at.conda)]))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mirror_without_the_installer_gives_way_to_its_own_release(tmp_path: Path) -> None:
-    installer = stand_in_installer()
+def test_a_mirror_without_the_installer_gives_way_to_its_own_release(tmp_path: Path, stand_in: Path) -> None:
     at = EnvPaths(conda=str(tmp_path / "conda"))
-    urls = [f"{tmp_path.as_uri()}/mirror/{installer.file}", f"{installer.url}/{installer.file}"]
-    Ground(at, "").run(iter([environment.install_command(installer, urls, at.conda)]))
+    urls = environment.installer_urls(f"{tmp_path.as_uri()}/mirror")
+    assert len(urls) == 2
+    Ground(at, "").run(iter([environment.install_command(urls, at.conda)]))
     assert (tmp_path / "conda/bin/conda").exists()
 
 
 def test_mirrors_are_asked_first() -> None:
     settings = Settings(mirrors=Mirrors(preset="china"), python=Python(provider="conda", torch="cuda"))
     wanted = python_env.environment_from(settings, LOCK)
-    urls = environment.installer_urls(wanted.distribution, wanted.miniforge)
+    urls = environment.installer_urls(wanted.mirrors.miniforge)
     assert urls[0].startswith("https://mirrors.tuna.tsinghua.edu.cn/github-release/conda-forge/miniforge/Release%20")
     assert urls[1].startswith("https://github.com/conda-forge/miniforge/releases/download/")
-    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in environment.condarc(wanted.conda)
+    condarc = environment.condarc(wanted.mirrors.conda)
+    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in condarc
     lines = list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=False))
     assert all("--index-url https://mirrors.aliyun.com/pypi/simple/" in line for line in lines[:2])
-    assert environment.MIRRORED_RELEASE.endswith(environment.INSTALLERS["miniforge"].url.rpartition("/")[2])
 
 
 def test_a_cpu_node_without_a_wheelhouse_takes_torch_from_the_cpu_index() -> None:
@@ -430,11 +432,10 @@ def test_a_cuda_node_installs_torch_by_hash_and_compiles_nothing() -> None:
         ({"flavour": "cuda"}, True),
         ({"provider": "conda"}, True),
         ({"lock": LOCK.replace("peft==0.21.2", "peft==0.21.3")}, True),
-        ({"pypi": "https://mirror.example/simple"}, False),
-        ({"distribution": "miniconda"}, False),
+        ({"mirrors": Mirrors(pypi="https://mirror.example/simple")}, False),
     ],
 )
-def test_the_environment_is_built_again_only_for_what_changes_it(change: dict[str, str], rebuilt: bool) -> None:
+def test_the_environment_is_built_again_only_for_what_changes_it(change: dict[str, Any], rebuilt: bool) -> None:
     wanted = python_env.environment_from(HERE, LOCK)
     assert (replace(wanted, **change).hash != wanted.hash) is rebuilt
 
@@ -446,8 +447,3 @@ def test_conda_installs_python_by_sha256_from_the_mirror() -> None:
     assert opening == "@EXPLICIT"
     assert all(pattern.fullmatch(line) for line in lines)
     assert {re.sub(r".*/|-[^-]+-[^-]+$", "", line) for line in lines} >= {"python", "pip", "openssl", "libffi"}
-
-
-def test_conda_builds_again_for_another_distribution() -> None:
-    wanted = replace(python_env.environment_from(HERE, LOCK), provider="conda")
-    assert replace(wanted, distribution="miniconda").hash != wanted.hash
