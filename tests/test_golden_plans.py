@@ -50,7 +50,6 @@ FIGURES = (
 )
 """Of an option, in the order in which the file has them."""
 DIGITS = 6
-PROSE = ("about",)
 NAMES = recipe_names()
 ALL = os.environ.get("SPOTUNE_GOLDEN") == "all"
 
@@ -102,7 +101,7 @@ def values_of(name: str) -> dict[str, Any]:
     """A recipe's keys that are not as a recipe has them by default."""
     default = flat(Recipe.model_construct().model_dump(mode="json", warnings=False))
     values = flat(load_recipe(name).model_dump(mode="json"))
-    return {key: value for key, value in values.items() if key not in PROSE and value != default.get(key)}
+    return {key: value for key, value in values.items() if value != default.get(key)}
 
 
 def _rounded(value: Any) -> Any:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from training.cost.pipeline import SPLITTABLE
-from training.cost.shape import added_outlines, known_shape
+from training.cost.shape import ModelShape, added_outlines, known_shape
+from training.models.derive import NUMBERS, gigabytes, needs
 from training.models.names import load_recipe, recipe_names
 from training.recipe.model_types import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, READ_AS_EXPERTS, UNTRAINABLE, WRAPPERS
+from training.recipe.recipe import Recipe
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")
@@ -209,10 +211,17 @@ def _recipes() -> Iterator[str]:
         shape = known_shape(recipe.base_model)
         assert shape is not None
         known = "made here" if name == "tiny" else "unverified"
-        memory, _, _ = recipe.about.partition(", ")
+        memory = "1 GB of memory a rank" if name == "tiny" else _memory(recipe, shape)
         size = f"{shape.parameters / 1e9:.3g}"
         licence = recipe.licence or "-"
         yield f"| {name} | {recipe.base_model} | {licence} | {shape.kind} | {size} | {memory} | {known} |"
+
+
+def _memory(recipe: Recipe, shape: ModelShape) -> str:
+    """On as many GPUs as it may be divided among."""
+    number, size = needs(recipe, shape)[0]
+    count = {words: str(count) for count, words in NUMBERS.items()}.get(number, number)
+    return f"at least {gigabytes(size)} GB a GPU on {count} GPU{'s' * (count != '1')}"
 
 
 if __name__ == "__main__":

@@ -72,13 +72,13 @@ class Source:
 def new_recipe(name: str, source: Source, shape: ModelShape | None) -> str:
     """The file's whole text. Without a shape, which takes torch to count, it is that of a small model, uncommented."""
     if shape is None:
-        return _keys(_bare(name, source, _epochs(0)), source, 0, "")
+        return _keys(_bare(name, source, _epochs(0)), source, 0)
     recipe = _bare(name, source, _epochs(shape.matmul_parameters))
     note = [source.note] if source.note else []
     note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
     note += _adapted(recipe, shape)
     header = comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)
-    return f"{header}\n{_keys(recipe, source, shape.matmul_parameters, about(recipe, shape))}"
+    return f"{header}\n{_keys(recipe, source, shape.matmul_parameters)}"
 
 
 def _epochs(size: int) -> int:
@@ -89,7 +89,6 @@ def _bare(name: str, source: Source, epochs: int) -> Recipe:
     """What memory is computed for."""
     return Recipe(
         name=name,
-        about="",
         base_model=source.repo,
         model_dir=source.folder,
         max_length=min(LENGTH, source.positions),
@@ -98,14 +97,12 @@ def _bare(name: str, source: Source, epochs: int) -> Recipe:
     )
 
 
-def _keys(recipe: Recipe, source: Source, size: int, memory: str) -> str:
-    """What stands below the comment. `size`: parameters, of a mixture those that a token meets; `memory`: what it
-    needs."""
+def _keys(recipe: Recipe, source: Source, size: int) -> str:
+    """What stands below the comment. `size`: parameters, of a mixture those that a token meets."""
     usual, save_every = ("2e-4", 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 25)
     pad = f"\npad_token = {json.dumps(source.pad_token, ensure_ascii=False)}" if source.pad_token else ""
     return f"""\
 name = {json.dumps(recipe.name)}
-about = {json.dumps(memory)}
 base_model = {json.dumps(source.repo, ensure_ascii=False)}
 licence = {json.dumps(source.licence, ensure_ascii=False)}
 revision = "main"
@@ -152,34 +149,20 @@ def _adapted(recipe: Recipe, shape: ModelShape) -> list[str]:
 
 def memory_lines(recipe: Recipe, shape: ModelShape) -> list[str]:
     """What a recipe's first comment says of memory."""
-    first, *others = _needs(recipe, shape)
-    least = f"Needs at least about {_on(recipe, *first)}" + "".join(f", {_gb(size)} GB on {n}" for n, size in others)
-    downloads = "" if _is_here(recipe) else f" Downloads {decimals(file_bytes(shape) / 1e9)} GB."
+    (most, size), *others = needs(recipe, shape)
+    least = (
+        f"Needs at least about {gigabytes(size)} GB of GPU memory a GPU at {recipe.max_length} tokens on {most} GPUs"
+    )
+    least += "".join(f", {gigabytes(size)} GB on {number}" for number, size in others)
+    is_fetched = not recipe.base_model.startswith(FOLDER)
+    downloads = f" Downloads {decimals(file_bytes(shape) / 1e9)} GB." if is_fetched else ""
     return _wrapped(
         f"{least} (computed, not measured): {LEANEST}, every layer computed again. Where there is more, the plan of a "
         f"start takes what is faster.{downloads}"
     )
 
 
-def about(recipe: Recipe, shape: ModelShape) -> str:
-    """The same in a line."""
-    number, size = _needs(recipe, shape)[0]
-    digit = {words: str(count) for count, words in NUMBERS.items()}.get(number, number)
-    gpus = "1 GPU" if digit == "1" else f"{digit} GPUs"
-    downloads = "" if _is_here(recipe) else f", {decimals(file_bytes(shape) / 1e9, 0)} GB to download"
-    return f"at least {_gb(size)} GB a GPU on {gpus}{downloads}"
-
-
-def _is_here(recipe: Recipe) -> bool:
-    """A folder of the user's, which nobody fetches."""
-    return recipe.base_model.startswith(FOLDER)
-
-
-def _on(recipe: Recipe, number: str, size: float) -> str:
-    return f"{_gb(size)} GB of GPU memory a GPU at {recipe.max_length} tokens on {number} GPUs"
-
-
-def _needs(recipe: Recipe, shape: ModelShape) -> list[tuple[str, float]]:
+def needs(recipe: Recipe, shape: ModelShape) -> list[tuple[str, float]]:
     """Numbers of GPUs with the bytes each of them needs, the most GPUs first; once where all need about the same."""
     lean = recipe.model_copy(update={"strategy": LEANEST, "micro_batch": 1, "gradient_checkpointing": True})
     sizes = {count: _needed(lean, shape, count) for count in NUMBERS}
@@ -204,10 +187,11 @@ def _four_bits(recipe: Recipe, shape: ModelShape) -> str:
     whole, packed = _needed(in_full, shape, 1), _needed(in_four, shape, 1)
     if whole <= CARD / 4 or packed > CARD:
         return ""
-    return f"base_precision=nf4    # {_gb(packed)} GB: one card is enough"
+    return f"base_precision=nf4    # {gigabytes(packed)} GB: one card is enough"
 
 
-def _gb(size: float) -> str:
+def gigabytes(size: float) -> str:
+    """Rounded up, as memory is told here."""
     return f"{STEP * -(-size // STEP) / 1e9:g}"
 
 

@@ -43,9 +43,7 @@ SHARING = "num_kv_shared_layers"
 """The last so many layers take the keys and values of an earlier one of their kind."""
 PROMPT = 5
 """Tokens that both begin with where they are a pair."""
-RECIPE = Recipe(
-    name="copy", about="", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16
-)
+RECIPE = Recipe(name="copy", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16)
 """Of the copy's loss."""
 
 

@@ -45,7 +45,6 @@ LEFT_TO_THE_PLAN = ("strategy", "micro_batch", "gradient_checkpointing")
 
 NOT_COMPUTED = frozenset(
     {
-        "about",
         "auto",
         "name",
         "licence",
@@ -86,8 +85,6 @@ class Recipe(Table):
     where `batching` is packed, records elsewhere."""
 
     name: Annotated[str, _spelled("[a-z0-9][a-z0-9._-]*", "small letters, digits and . _ -")]
-    about: str
-    """Memory need, one line."""
     goal: Literal["sft", "dpo"] = "sft"
     """sft: to say what the records say. dpo: to prefer one answer to another, from pairs of them."""
     base_model: Annotated[str, Field(min_length=1)]

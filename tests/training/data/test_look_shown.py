@@ -178,10 +178,11 @@ def test_the_next_step_is_named(look, said):
 
 
 def test_the_next_step_keeps_what_was_set():
-    asked = Question(("a.csv",), "./my model", load_recipe("tiny"), here=True, settings=("max_length=64", "about=a b"))
+    settings = ("max_length=64", "licence=a b")
+    asked = Question(("a.csv",), "./my model", load_recipe("tiny"), here=True, settings=settings)
     said = data_view.next_step(asked, replace(ENOUGH, bad=0))
     assert said == (
-        "next: fab train --model './my model' --data a.csv --set max_length=64 --set 'about=a b' --here --dry"
+        "next: fab train --model './my model' --data a.csv --set max_length=64 --set 'licence=a b' --here --dry"
     )
 
 

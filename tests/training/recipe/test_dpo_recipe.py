@@ -65,9 +65,7 @@ def test_pairs_are_learned_from_at_a_tenth_of_the_recipes_rate_unless_one_is_nam
     assert resolve_recipe("qwen2.5-7b", ["goal=dpo", "optimizer.lr=3e-6"], "").optimizer.lr == 3e-6
     assert resolve_recipe("qwen2.5-7b", ["lora.rank=8"], "").optimizer.lr == sft
     assert capsys.readouterr().err == ""
-    text = (
-        'name = "mine"\nabout = ""\nbase_model = "a/b"\nmodel_dir = "b"\nmax_length = 64\nglobal_batch = 4\nsteps = 5\n'
-    )
+    text = 'name = "mine"\nbase_model = "a/b"\nmodel_dir = "b"\nmax_length = 64\nglobal_batch = 4\nsteps = 5\n'
     assert parse_recipe(f'{text}goal = "dpo"\n', None, "mine").optimizer.lr == 1e-5
     assert parse_recipe(f'{text}goal = "dpo"\n[optimizer]\nlr = 4e-6\n', None, "mine").optimizer.lr == 4e-6
     assert parse_recipe(text, None, "mine").optimizer.lr == 1e-4

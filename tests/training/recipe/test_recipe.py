@@ -94,7 +94,7 @@ def test_a_weight_is_no_module_whatever_the_strategy(key: str, name: str):
 
 
 def test_an_override_cannot_smuggle_in_a_second_key():
-    assert load_recipe("tiny", {"about": '"a"\nseed = 7'}).seed == 0
+    assert load_recipe("tiny", {"licence": '"a"\nseed = 7'}).seed == 0
 
 
 def test_steps_and_epochs_replace_each_other_and_both_are_refused():

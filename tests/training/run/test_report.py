@@ -92,7 +92,7 @@ def make_run(run: Path, steps: int = STEPS, language: str = "en") -> Path:
     (run / "status.json").write_text(status_text(status.changed(currency="CNY", spent_before=1.25)), encoding="utf-8")
     write(run / "data" / "report.json", {"report": {"shape": "messages", "records": 160, "end_of_turn": "<|im_end|>"}})
     write(run / "versions.json", {"torch": "2.13.0", "transformers": "5.23.0"})
-    (run / "recipe.toml").write_text(load_recipe("tiny", {"about": '"小模型，用于测试"'}).to_toml(), encoding="utf-8")
+    (run / "recipe.toml").write_text(load_recipe("tiny", {"licence": '"小模型，用于测试"'}).to_toml(), encoding="utf-8")
     for step in (30, 40):
         state = {"validation_loss": loss(step), "data": "d" * 64}
         write(run / "checkpoints" / f"step-{step}" / "trainer_state.json", state)

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.torch
 RUN = "tiny-20260131-154500"
 RECIPE = """\
 name = "tiny"
-about = "small"
 base_model = "%s"
 model_dir = "tiny"
 max_length = 128
