@@ -15,8 +15,7 @@ from training.laptop.machines import fleet, machines
 from training.laptop.open_cluster import Session, open_cluster
 from training.models.names import load_recipe, recipe_names
 from training.plan.machines import PlannedMachines, with_network
-from training.plan.notes import four_bits_faster
-from training.plan.options import Search, choose
+from training.plan.options import Search
 from training.recipe.recipe import LEANEST, SIMPLEST, Recipe
 from training.recipe.tables import NF4
 from training.text.counts import plain, size_text
@@ -32,8 +31,6 @@ FITS = (
     ("in four bits", SIMPLEST, NF4),
 )
 """What fitting is called, with which strategy and which precision of the frozen weights, the simplest first."""
-FASTER = "far faster in four bits"
-"""Said beside it where each micro-batch would gather the weights over the network, and four bits a weight would not."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +89,7 @@ def fits(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> str:
         tried = least.model_copy(update={"strategy": strategy, "base_precision": precision})
         return Search(shape, tried, machines, free=()).best(strategy).fits
 
-    verdict, strategy = next(((words, way[0]) for words, *way in FITS if does(*way)), ("no", ""))
-    gathered = strategy == LEANEST and not does("pipeline", DTYPE)
-    spared = gathered and does(SIMPLEST, NF4) and _far_faster(shape, recipe, machines)
-    return f"{verdict}, {FASTER}" if spared else verdict
-
-
-def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> bool:
-    """Whether four bits a weight would make it so, each way as fast as it can be."""
-    taken = choose(shape, recipe, machines).chosen
-    return four_bits_faster(Search(shape, recipe, machines), taken) is not None
+    return next((words for words, *way in FITS if does(*way)), "no")
 
 
 def billions(row: ModelRow) -> str:
