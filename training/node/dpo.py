@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from training.data.sample import IGNORED
 from training.node.attention import Segments
 from training.node.cross_entropy import PLAIN, Logits, fp32_logits
-from training.node.loss import HeadLoss, in_place_of, learned_rows
+from training.node.loss import HeadLoss, in_place_of
 from training.node.model import LossModel, causal_model
 from training.recipe.recipe import Recipe
 from training.recipe.tables import Dpo
@@ -36,18 +37,11 @@ def fuse(head: nn.Module, chunk: int, logits: Logits = PLAIN) -> HeadLoss:
     """The module that holds the head's weights, called with (rows, length, hidden) and (rows, length) targets for the
     fp32 log-probabilities of the learned ones, one behind another; a single 0 where there are none."""
 
-    def linear(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-    ) -> torch.Tensor:
-        rows, wanted = learned_rows(hidden, targets)
-        return linear_log_probs(rows, weight, bias, wanted, chunk, logits)
-
-    def of_any(own: Callable[..., torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        rows, wanted = learned_rows(hidden, targets)
-        parts = zip(rows.split(chunk), wanted.split(chunk), strict=True)
+    def of_any(own: Callable[..., torch.Tensor], rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        parts = zip(rows.split(chunk), targets.split(chunk), strict=True)
         return torch.cat([checkpoint(_of_chunk, own, logits, *part, use_reentrant=False) for part in parts])
 
-    return in_place_of(head, linear, of_any)
+    return in_place_of(head, partial(linear_log_probs, chunk=chunk, logits=logits), of_any)
 
 
 def linear_log_probs(  # noqa: PLR0917

@@ -33,30 +33,24 @@ def fuse(head: nn.Module, chunk: int, logits: Logits = PLAIN) -> HeadLoss:
     its forward: under ZeRO-3 DeepSpeed's hooks gather the weights around exactly this call, once a micro-batch on
     every rank, however many chunks a rank has."""
 
-    def linear(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-    ) -> torch.Tensor:
-        rows, wanted = learned_rows(hidden, targets)
-        return linear_cross_entropy(rows, weight, bias, wanted, chunk, logits)
-
-    def of_any(own: Callable[..., torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return _by_chunks_of(own, chunk, logits, hidden, targets)
-
-    return in_place_of(head, linear, of_any)
+    linear = partial(linear_cross_entropy, chunk=chunk, logits=logits)
+    return in_place_of(head, linear, partial(_by_chunks_of, chunk=chunk, logits=logits))
 
 
 def in_place_of(head: nn.Module, linear: Callable[..., torch.Tensor], of_any: Callable[..., torch.Tensor]) -> HeadLoss:
-    """The module whose forward becomes `linear` (hidden, weight, bias, targets) where one product makes the logits, or
-    `of_any` (the head's own forward, hidden, targets) where more do."""
+    """The module whose forward becomes `linear` (rows, weight, bias, targets) of the positions that learn something
+    where one product makes the logits, or `of_any` (the head's own forward, rows, targets) where more do."""
     owner = _owner(head)
     if owner is None:
         set_z3_leaf_module(head, True)  # what lies inside is gathered with it, not by calls of its own
-        head.forward = partial(of_any, head.forward)
+        own = head.forward
+        head.forward = lambda hidden, targets: of_any(own, *learned_rows(hidden, targets))
         return head
     weight_of, module = owner
 
     def forward(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return linear(hidden, weight_of(module), getattr(module, "bias", None), targets)
+        rows, wanted = learned_rows(hidden, targets)
+        return linear(rows, weight_of(module), getattr(module, "bias", None), wanted)
 
     module.forward = forward
     return module
@@ -103,16 +97,15 @@ def _owner(head: nn.Module) -> tuple[Callable[[Any], torch.Tensor], nn.Module] |
 
 def _by_chunks_of(
     head: Callable[[torch.Tensor], torch.Tensor],
+    rows: torch.Tensor,
+    targets: torch.Tensor,
     chunk: int,
     logits: Logits,
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
 ) -> torch.Tensor:
     """Any head's own forward: a chunk's logits are made, and made again in the backward pass."""
-    rows, wanted = learned_rows(hidden, targets)
-    total = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+    total = torch.zeros(2, dtype=torch.float32, device=rows.device)
     for start in range(0, len(rows), chunk):
-        part = (head, logits, rows[start : start + chunk], wanted[start : start + chunk])
+        part = (head, logits, rows[start : start + chunk], targets[start : start + chunk])
         total = total + checkpoint(_of_chunk, *part, use_reentrant=False)
     return total
 
