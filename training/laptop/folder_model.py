@@ -21,7 +21,7 @@ from inventory.shown import shown
 from training.cost.shape import ModelShape, PlanError
 from training.laptop import new_run, preparing
 from training.laptop.base_model import CONFIG, made_by, refuse_no_environment
-from training.laptop.head_node import HeadError, within
+from training.laptop.head_node import HeadError
 from training.laptop.hub import (
     cached_outlines,
     end_notes,
@@ -55,6 +55,7 @@ from training.recipe.model_types import untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.launch import LaunchError
+from training.text.files import within
 from training.text.problems import UNUSABLE, AdapterError
 
 KIND = "count"

@@ -8,13 +8,11 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paramiko import SFTPError, SSHException
 
@@ -24,14 +22,13 @@ from inventory.nodes import Node
 from training.plan.facts import Card, NodeHardware, slowest_first
 from training.run.folder import REMOTE_RUNS, STATUS, STOP
 from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
-from training.text.files import SFTP_GARBAGE, figure_in
+from training.text.files import SFTP_GARBAGE, figure_in, within
 from training.text.problems import FAILED
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
 
 
-T = TypeVar("T")
 ANSWER_S = 20.0
 """A cut connection shows no error for many minutes; a command unanswered for this long is taken for one."""
 NOT_STARTED = "the supervisor did not start; it said so in {folder}/logs/supervisor.log"
@@ -235,27 +232,6 @@ def _which(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns  # a number that is free again is given to the next file
-
-
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` gives, or TimeoutError; a worker that never answers is left behind."""
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not outcome:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return outcome[0]
 
 
 QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"

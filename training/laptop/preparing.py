@@ -17,7 +17,7 @@ from training.cost.pipeline import stages_of
 from training.data.hub import POINTER
 from training.data.sample import DataError
 from training.laptop import attach, measurements, new_run
-from training.laptop.head_node import Head, HeadError, within
+from training.laptop.head_node import Head, HeadError
 from training.laptop.hub import hub_address
 from training.laptop.open_cluster import Session
 from training.laptop.runs import CHECK
@@ -31,7 +31,7 @@ from training.run.comm_report import Result, parse_result
 from training.run.folder import LOCAL_RUNS
 from training.run.launch import RUN_VARIABLE, Launch
 from training.text.counts import plain
-from training.text.files import bounded_json
+from training.text.files import bounded_json, within
 from training.text.problems import UNUSABLE
 
 PREPARE_S = 3 * 3600.0

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from inventory.node_program import Program, ProgramError
-from training.laptop.head_node import ANSWER_S, Head, HeadError, within
+from training.laptop.head_node import ANSWER_S, Head, HeadError
 from training.run.folder import CLAIM, PREPARING, STATUS, is_run_id, new_run_id
 from training.run.launch import LaunchError
+from training.text.files import within
 
 HOLD = Path(__file__).parents[1] / "node" / "hold_lock.py"
 BEAT_S = 15.0

@@ -18,11 +18,12 @@ from typing import Any
 from inventory import ssh
 from inventory.node_program import Program, ProgramError, start, start_here
 from training.laptop import attach, runs
-from training.laptop.head_node import Head, HeadError, RemoteHead, within
+from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.new_run import SOURCE
 from training.laptop.open_cluster import Session
 from training.run.events import Told, WaitingRank
 from training.run.launch import ENV_FOLDER, Launch, LaunchError, parse_steps
+from training.text.files import within
 
 USUAL_PORT = 6006
 """Which TensorBoard's users know."""

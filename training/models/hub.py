@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from training.text import internet
+from training.text.files import within
 
 OWN_HOST = "huggingface.co"
 TOKEN_HOST = "SPOTUNE_TOKEN_HOST"
@@ -97,33 +97,12 @@ class Hub:
         from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
         try:
-            return _within(ANSWER_S, lambda: self.asked(ask))
+            return within(ANSWER_S, lambda: self.asked(ask))
         except (HfHubHTTPError, OfflineModeIsEnabled):
             raise
         except (HTTPError, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise SilentHubError(f"{self.address} does not answer ({reason})") from error
-
-
-def _within(wait_s: float, ask: Callable[[], T]) -> T:
-    """What `ask` gives or raises; TimeoutError after `wait_s`, when it is left to itself and ends with the program."""
-    answers: list[T] = []
-    raised: list[BaseException] = []
-
-    def do() -> None:
-        try:
-            answers.append(ask())
-        except BaseException as error:
-            raised.append(error)
-
-    asking = threading.Thread(target=do, daemon=True)
-    asking.start()
-    asking.join(wait_s)
-    if raised:
-        raise raised[0]
-    if not answers:
-        raise TimeoutError(f"nothing within {wait_s:.0f} s")
-    return answers[0]
 
 
 def hub_at(address: str, token: str | None, token_host: str) -> Hub:

@@ -1,4 +1,4 @@
-"""What another machine wrote or answered, read with limits: JSON, numbers, a shell's answer, SHA256SUMS.
+"""What another machine wrote or answered, read with limits, also of time: JSON, numbers, a shell's answer, SHA256SUMS.
 
 Standard library only: it is shipped to bare nodes too."""
 
@@ -10,13 +10,15 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MOST = 1e30
 """Numbers in a JSON text are below this, which is far above any count of ours."""
 FIGURES = (-1e10, 1e11)
@@ -74,6 +76,27 @@ def _finite(text: str) -> float:
     if abs(value := float(text)) >= MOST:
         raise ValueError(f"{text:.30} is too large")
     return value
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` gives, or TimeoutError; a worker that never answers is left behind."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not outcome:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return outcome[0]
 
 
 SHELL_ADVICE = "let it print for terminals only, as in [ -t 1 ] && echo ... in its .bashrc"

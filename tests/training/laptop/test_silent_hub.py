@@ -73,7 +73,7 @@ def test_commands_name_the_host_that_refuses_and_how_another_is_named(tmp_path, 
 
 def test_a_hub_that_accepts_and_says_nothing_is_given_up(tmp_path, silent):
     said = ended(Checkout.at(tmp_path).fab("models.add", REPO, HF_ENDPOINT=silent))
-    assert f"{silent} does not answer (nothing within 12 s); HF_ENDPOINT names it; without that {CURE}" in said
+    assert f"{silent} does not answer (no answer within 12 s); HF_ENDPOINT names it; without that {CURE}" in said
 
 
 def test_the_address_is_the_environments_then_the_settings_then_the_hubs_own(settings, monkeypatch):
@@ -93,7 +93,7 @@ def test_a_mirror_of_the_settings_is_not_shown_the_token(settings, monkeypatch):
 
 def test_what_a_hub_says_is_waited_for_so_long_and_errors_are_its_own(silent, nobody, monkeypatch):
     monkeypatch.setattr(hub_access, "ANSWER_S", 0.2)
-    for address, said in ((silent, "nothing within 0 s"), (nobody, "refused")):
+    for address, said in ((silent, "no answer within 0 s"), (nobody, "refused")):
         with pytest.raises(SilentHubError, match=rf"{address} does not answer \(.*{said}\)"):
             hub_at(address, None, "").told(_info(address))
     with Hub({}) as hub, pytest.raises(OSError, match="404"):
