@@ -15,6 +15,7 @@ from deploy.survey import Login, NodeAnswer, NodeSurvey, running
 from inventory.nodes import Node
 from inventory.terminal import table
 from training.run.launch import MASTER_PORTS
+from training.text.counts import many
 from training.text.files import SHELL_ADVICE
 
 SKEW_WARNING_S = 1.0
@@ -28,8 +29,6 @@ PORTS = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
 """Where runs meet."""
 
 Level = Literal["fine", "warning", "broken"]
-LEVELS: tuple[Level, ...] = ("fine", "warning", "broken")
-"""The worst last."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,6 @@ def examine(survey: NodeSurvey) -> list[Finding]:
             if answer is not None and (result := check(node, answer, survey)) is not None:
                 findings.append(Finding(node.name, name, *result))
     return [*_all_there(survey), *_reached(survey), *findings]
-
-
-def worst(findings: Iterable[Finding]) -> Level:
-    """The worst level among them."""
-    return max((finding.level for finding in findings), key=LEVELS.index, default="fine")
 
 
 Result = tuple[Level, str, str] | tuple[Level, str]
@@ -159,7 +153,7 @@ def _internet(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
 def _gpus(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if answer.pci_gpus != node.gpus:
         mend = f"set gpus = {answer.pci_gpus} for {node.name} in cluster.toml"
-        return "broken", f"{_so_many(answer.pci_gpus)} on the PCI bus, {node.gpus} in cluster.toml", mend
+        return "broken", f"{many(answer.pci_gpus, 'GPU')} on the PCI bus, {node.gpus} in cluster.toml", mend
     if not node.gpus:
         return "fine", "no GPU, as in cluster.toml"
     if answer.smi_error and answer.driver_loaded:  # a lost GPU, or libraries of another version
@@ -168,12 +162,8 @@ def _gpus(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if answer.smi_error:
         return "broken", f"nvidia-smi: {answer.smi_error}", survey.deploy_command
     if answer.smi_gpus != answer.pci_gpus:
-        return "broken", f"nvidia-smi sees {answer.smi_gpus} of {_so_many(answer.pci_gpus)}", _on(node, "reboot")
-    return "fine", f"{_so_many(answer.smi_gpus)}, as in cluster.toml"
-
-
-def _so_many(gpus: int) -> str:
-    return f"{gpus} GPU{'s' * (gpus != 1)}"
+        return "broken", f"nvidia-smi sees {answer.smi_gpus} of {many(answer.pci_gpus, 'GPU')}", _on(node, "reboot")
+    return "fine", f"{many(answer.smi_gpus, 'GPU')}, as in cluster.toml"
 
 
 def _driver(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:

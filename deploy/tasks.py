@@ -47,7 +47,7 @@ def doctor(c: Any, json: bool = False, strict: bool = False) -> None:
         print_json([asdict(finding) for finding in findings])
     else:
         examination.print_findings(findings, terminal.console())
-    if examination.worst(findings) in (("warning", "broken") if strict else ("broken",)):
+    if {finding.level for finding in findings} & ({"warning", "broken"} if strict else {"broken"}):
         raise Exit(code=FAILURE)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import deploy.survey
-from deploy.doctor import CHECKS, Finding, examine, print_findings, worst
+from deploy.doctor import CHECKS, Finding, examine, print_findings
 from deploy.survey import PROBE, GpuProcess, Login, NodeAnswer, NodeSurvey, reached_at
 from inventory.nodes import Node
 from inventory.renting import members
@@ -89,7 +89,6 @@ def test_a_healthy_cluster_is_fine_and_every_check_says_so() -> None:
     findings = examine(survey())
     assert wrong(findings) == []
     assert {finding.check for finding in findings} == {"reached", *CHECKS}
-    assert worst(findings) == "fine"
 
 
 def process(run: str = "") -> GpuProcess:
@@ -162,7 +161,7 @@ def test_an_unreachable_node_is_broken_with_its_reason_and_the_others_are_still_
     lost = replace(whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": SshError("te2: refuses the key")})
     found = wrong(examine(lost))
     assert [(f.node, f.check, f.message) for f in found] == [("te2", "reached", "te2: refuses the key")]
-    assert worst(found) == "broken"
+    assert found[0].level == "broken"
 
 
 def test_a_machine_that_is_missing_altogether_is_a_warning_with_the_commands_that_make_it_again() -> None:
@@ -170,7 +169,7 @@ def test_a_machine_that_is_missing_altogether_is_a_warning_with_the_commands_tha
     lacking = members.lacking(["te1", "te3"], settings)
     found = examine(replace(survey(), lacking=lacking))
     (finding,) = wrong(found)
-    assert (finding.node, finding.check, worst(found)) == ("te2", "machines", "warning")
+    assert (finding.node, finding.check, finding.level) == ("te2", "machines", "warning")
     assert finding.message == (
         "2 of the 3 machines that cluster.toml wants are there, te2 is not; runs go on with 2 machines"
     )
