@@ -8,9 +8,7 @@ with the recipes. To take a newer one: delete its table, and deploy.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 from training.models.folder import FOLDER
 from training.models.names import RECIPES
 from training.recipe.recipe import RecipeError
+from training.run.folder import write_atomically
 
 LOCK = RECIPES / "models.lock"
 HEAD = """\
@@ -109,9 +108,4 @@ def write_pins(pins: Pins, lock: Path) -> None:
     for (repo, revision), pin in sorted(pins.items()):
         text += f"\n[{json.dumps(repo)}.{json.dumps(revision)}]\ncommit = {json.dumps(pin.commit)}\n"
         text += f"files = {json.dumps(pin.files)}\n"
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=lock.parent, delete=False) as draft:
-        draft.write(text)
-        draft.flush()
-        os.fsync(draft.fileno())
-    Path(draft.name).chmod(0o644)
-    Path(draft.name).replace(lock)
+    write_atomically(lock, text)

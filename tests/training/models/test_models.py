@@ -52,8 +52,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of training/recipes, which the commands write into; an empty home."""
     copy = tmp_path / "recipes"
     shutil.copytree(RECIPES, copy)
-    for module in ("training.models.names", "training.laptop.models.adding"):
-        monkeypatch.setattr(f"{module}.RECIPES", copy)
+    monkeypatch.setattr("training.models.names.RECIPES", copy)
     for module in ("training.cost.shape", "training.laptop.models.adding"):
         monkeypatch.setattr(f"{module}.ADDED", copy / "outlines-added.json")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -34,7 +34,6 @@ from training.models.folder import own_name, shape_of
 from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.models.names import (
     ID,
-    RECIPES,
     did_you_mean,
     expanded,
     has_recipe,
@@ -43,7 +42,6 @@ from training.models.names import (
     recipe_name,
     recipe_names,
     shipped_models,
-    shipped_text,
 )
 from training.recipe.model_types import ADMITTED, not_admitted, untrainable
 from training.recipe.reading import parse_recipe
@@ -207,25 +205,12 @@ def new_name(model: str, name: str = "") -> str:
     return named
 
 
-def write_shipped(shipped: str, named: str) -> tuple[Path, str]:
-    """Write the recipe of a shipped model under a name that `new_name` gave; gives its file and its text."""
-    text = shipped_text(shipped, named)
-    return _written(named, text), text
-
-
-def add(repo: str, named: str) -> tuple[Path, str]:
-    """Write the recipe of a model of the Hub under a name that `new_name` gave; gives its file and its text.
-    Raises RecipeError and PlanError."""
+def new_text(repo: str, named: str) -> str:
+    """The recipe of a model of the Hub under a name that `new_name` gave; its shape is kept. Raises RecipeError and
+    PlanError."""
     derived_model = derived(repo)
-    text = derived_model.recipe(named)
     keep_outline(repo, derived_model.model.config, derived_model.shape)
-    return _written(named, text), text
-
-
-def _written(named: str, text: str) -> Path:
-    path = RECIPES / f"{named}.toml"
-    write_atomically(path, text)
-    return path
+    return derived_model.recipe(named)
 
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:

@@ -12,6 +12,8 @@ with deferred():
     from inventory import settings as cluster_toml
     from training.laptop import open_cluster
     from training.laptop.models import adding, deleting, table
+    from training.models import names
+    from training.run import folder as run_folder
 
 
 @task(
@@ -45,12 +47,13 @@ def add(c: Context, model: str, name: str = "") -> None:
     with sentences():
         named = adding.new_name(model, name)
         if shipped := adding.shipped_name(model):
-            path, text = adding.write_shipped(shipped, named)
-            say(text.rstrip())
+            text = names.shipped_text(shipped, named)
         else:
             say(f"looking up {model} and counting its layers")
-            path, text = adding.add(model, named)
-            say(text.rstrip())
+            text = adding.new_text(model, named)
+        path = names.RECIPES / f"{named}.toml"
+        run_folder.write_atomically(path, text)
+        say(text.rstrip())
         say(f"written to {path}; edit it as you like")
         deploy = cluster_toml.load_settings().deploy_command
         say(f'next: add "{path.stem}" to [models] names in cluster.toml; {deploy}; then')
