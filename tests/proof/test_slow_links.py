@@ -185,7 +185,7 @@ def test_what_is_wanted_every_so_many_steps_waits_until_the_replicas_have_met():
 
 def test_a_checkpoint_goes_on_with_as_many_steps_between_meetings(tmp_path):
     recipe = load_recipe("tiny", {"strategy": "zero0"})
-    state = TrainerState(4, 16, 100, 2, recipe.compute_keys(), "", "base", "data", [], 4, 2)
+    state = TrainerState(4, 100, 2, recipe.compute_keys(), "base", "data", [], 4, 2)
     assert refuse_other(tmp_path, state, recipe.compute_keys(), "base", "data") == []
     with pytest.raises(CheckpointError, match="sync_every was 1 and is 5"):
         refuse_other(tmp_path, state, with_changes(recipe, sync_every=5).compute_keys(), "base", "data")

@@ -71,12 +71,10 @@ class TrainerState:
 
     step: int
     """Optimizer steps done, those that fp16 skipped among them."""
-    samples: int
     tokens: int
     world_size: int
     recipe: dict[str, Any]
     """The keys that decide what is computed, `Recipe.compute_keys()`."""
-    recipe_hash: str
     base_model: str
     """Hash of the base model's files."""
     data: str

@@ -38,7 +38,7 @@ from training.node.measuring import Meter, evaluate, held_gib
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import CommunicationClock, DeviceWatch, StepMetrics, of_sums
 from training.node.rank import Rank
-from training.node.saving import SameRun, Saver, Start
+from training.node.saving import Saver, Start
 from training.node.strategies.registry import build
 from training.node.strategies.strategy import OptimizerProgress, StepResult, Strategy
 from training.node.strategies.zero import init_process_group
@@ -128,8 +128,11 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
         f"{many(work.total_steps, 'step')} of {recipe.global_batch}, {many(rank.place.world_size, 'rank')}, "
         f"{recipe.strategy}"
     )
-    run_as = SameRun(recipe.compute_keys(), work.base_model, work.train.content_hash)
-    start = rank.rank0_broadcast(lambda: saving.starting_point(rank, resume, force, run_as))
+    data, base_model = work.train.content_hash, work.base_model
+    keys = recipe.compute_keys()
+    start = rank.rank0_broadcast(
+        lambda: saving.starting_point(rank, resume, force, recipe=keys, base_model=base_model, data=data)
+    )
     begun = with_checkpoint_targets(work, rank, start)
     if begun.whole.unread:
         raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
@@ -346,11 +349,9 @@ def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None
     dist.all_gather_object(states, rng.capture())
     state = TrainerState(
         step=progress.step,
-        samples=progress.step * recipe.global_batch,
         tokens=progress.tokens,
         world_size=place.world_size,
         recipe=recipe.compute_keys(),
-        recipe_hash=recipe.compute_hash(),
         base_model=run.work.base_model,
         data=run.work.train.content_hash,
         rng=states,

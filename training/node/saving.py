@@ -126,15 +126,6 @@ def _name_best(folder: Path, best: Path | None) -> None:
 
 
 @dataclass(frozen=True)
-class SameRun:
-    """What a checkpoint must agree with."""
-
-    recipe: Mapping[str, Any]
-    base_model: str
-    data: str
-
-
-@dataclass(frozen=True)
 class Start:
     """A checkpoint to go on from."""
 
@@ -144,9 +135,11 @@ class Start:
     """Lowest validation loss among the checkpoints; infinite where none was validated."""
 
 
-def starting_point(rank: Rank, resume: bool, force: bool, run: SameRun) -> Start | None:
-    """None to begin anew. CheckpointError where there is nothing to go on from, or it is of another run and nobody
-    insists."""
+def starting_point(
+    rank: Rank, resume: bool, force: bool, *, recipe: Mapping[str, Any], base_model: str, data: str
+) -> Start | None:
+    """None to begin anew. CheckpointError where there is nothing to go on from, or it is of another run, by its recipe
+    and by the hashes of base model and data, and nobody insists."""
     folder = rank.run / CHECKPOINTS
     if not resume:
         if checkpoint.steps(folder):
@@ -158,7 +151,7 @@ def starting_point(rank: Rank, resume: bool, force: bool, run: SameRun) -> Start
     if path is None:
         raise CheckpointError(f"no whole checkpoint in {folder}")
     state = checkpoint.read_state(path)
-    for difference in checkpoint.refuse_other(path, state, run.recipe, run.base_model, run.data, force=force):
+    for difference in checkpoint.refuse_other(path, state, recipe, base_model, data, force=force):
         rank.say(f"going on all the same, as --force says: {difference}")
     checkpoint.set_aside_after(folder, state.step)
     best = best_of(folder)

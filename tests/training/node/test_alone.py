@@ -144,7 +144,7 @@ def test_onecycle_leaves_adams_momentum_alone_and_moves_once_an_optimizer_step(f
 
 
 def test_an_optimizer_goes_on_with_its_own_count_of_updates():
-    state = TrainerState(7, 7, 7, 1, {}, "r", "base", "data", [{}], 5, 1, loss_scale=64.0, calm=3)
+    state = TrainerState(7, 7, 1, {}, "base", "data", [{}], 5, 1, loss_scale=64.0, calm=3)
     assert optimizer_progress_of(state) == OptimizerProgress(5, 64.0, 3)
 
 

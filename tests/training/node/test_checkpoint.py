@@ -37,9 +37,7 @@ def _tensors():
 
 
 def _state(step):
-    return TrainerState(
-        step, 4 * step, 40 * step, 2, {"lora.rank": 2, "seed": 0}, "r", "base-hash", "data-hash", [{}, {}], step, 2
-    )
+    return TrainerState(step, 40 * step, 2, {"lora.rank": 2, "seed": 0}, "base-hash", "data-hash", [{}, {}], step, 2)
 
 
 def _config(folder):

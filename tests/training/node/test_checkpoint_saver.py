@@ -56,7 +56,7 @@ def _tensors(shapes=None):
 
 
 def _state(step, loss=None):
-    return TrainerState(step, step, step, 1, {}, "r", "base", "data", [{}], step, 1, validation_loss=loss)
+    return TrainerState(step, step, 1, {}, "base", "data", [{}], step, 1, validation_loss=loss)
 
 
 def _config(folder):

@@ -278,11 +278,9 @@ def test_a_card_that_holds_the_four_bits_is_large_enough_for_their_run():
 def test_a_checkpoint_of_sixteen_bits_does_not_go_on_in_four(tmp_path):
     state = TrainerState(
         step=2,
-        samples=8,
         tokens=8,
         world_size=1,
         recipe=_recipe(base_precision="dtype").compute_keys(),
-        recipe_hash="",
         base_model="b",
         data="d",
         rng=[],
