@@ -264,9 +264,14 @@ def _mounting(facts: DiskFacts, volume: BlockDevice, filesystem: str, disks: Dis
 def _naming_and_mounting(facts: DiskFacts, volume: BlockDevice, filesystem: str, mounted: bool) -> Iterable[str]:
     fstab = fstab_with(facts.fstab, volume, filesystem)
     if fstab != facts.fstab:
-        yield fstab_command(fstab)
-    if not mounted:
-        yield mount_command(volume.device)
+        # in one step: a broken connection leaves the old or the new one
+        yield f"""set -eu
+printf %s {shlex.quote(fstab)} > /etc/fstab.spotune
+chmod 644 /etc/fstab.spotune
+mv /etc/fstab.spotune /etc/fstab
+if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi"""
+    if not mounted:  # by that line; and it is checked that it is this device that came up there
+        yield shell("mount_data.sh", mount_point=MOUNT_POINT, device=volume.device, refused=REFUSED)
 
 
 def fstab_with(fstab: str, volume: BlockDevice, filesystem: str) -> str:
@@ -285,17 +290,3 @@ def fstab_with(fstab: str, volume: BlockDevice, filesystem: str) -> str:
 def _mounts_data(entry: str) -> bool:
     fields = entry.split()
     return len(fields) > 1 and not fields[0].startswith("#") and f"/{fields[1].strip('/')}" == MOUNT_POINT
-
-
-def fstab_command(fstab: str) -> str:
-    """Shell that replaces /etc/fstab in one step: a broken connection leaves the old or the new one."""
-    return f"""set -eu
-printf %s {shlex.quote(fstab)} > /etc/fstab.spotune
-chmod 644 /etc/fstab.spotune
-mv /etc/fstab.spotune /etc/fstab
-if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi"""
-
-
-def mount_command(device: str) -> str:
-    """Shell that mounts /data by its fstab line and checks that it is this device that came up there."""
-    return shell("mount_data.sh", mount_point=MOUNT_POINT, device=device, refused=REFUSED)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from deploy.node_files import shell
 
 NVIDIA, MELLANOX = "0x10de", "0x15b3"
+DAEMONS = ("nvidia-persiste", "nv-fabricmanage", "nv-hostengine")
+"""NVIDIA's own, by the 15 characters that comm holds."""
 BLACKLIST_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
 LIST_PCI = shell("list_pci.sh") + "list_pci\n"
 
@@ -97,11 +99,6 @@ class DriverFacts:
         """The GPUs on the PCI bus, with or without a driver."""
         return tuple(device for device in self.pci if device.is_gpu)
 
-    @property
-    def has_nvswitch(self) -> bool:
-        """Whether the GPUs are joined by NVSwitch (HGX boards)."""
-        return any(device.is_nvswitch for device in self.pci)
-
 
 def parse_pci(lines: Iterable[str]) -> tuple[PciDevice, ...]:
     """What LIST_PCI printed."""
@@ -143,7 +140,7 @@ def parse_facts(lines: Iterable[str]) -> DriverFacts:
         secure_boot=one.get("secure_boot") == "1",
         nouveau=one.get("nouveau") == "yes",
         nouveau_blacklisted=one.get("blacklisted") == "yes",
-        gpu_users=tuple(v for k, v in system if k == "gpu_user" and not _is_daemon(v.partition(" ")[2])),
+        gpu_users=tuple(v for k, v in system if k == "gpu_user" and not v.partition(" ")[2].startswith(DAEMONS)),
         units=dict(_unit(value) for key, value in system if key == "unit"),
     )
 
@@ -172,11 +169,6 @@ def _foreign(lines: Sequence[str]) -> tuple[str, ...]:
     """Sources with drivers of another build than the distribution's: their packages replace each other's."""
     matches = (re.search(r"\b(?:https?|file|copy|cdrom):\S+", line) for line in lines)
     return tuple(dict.fromkeys(match[0] for match in matches if match and _FOREIGN.match(match[0])))
-
-
-def _is_daemon(command: str) -> bool:
-    # comm holds 15 characters
-    return command.startswith(("nvidia-persiste", "nv-fabricmanage", "nv-hostengine"))
 
 
 def _unit(text: str) -> tuple[str, Unit]:

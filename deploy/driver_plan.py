@@ -181,7 +181,7 @@ def _not_offered(facts: DriverFacts, package: str) -> str:
 
 def _with_fabric(facts: DriverFacts, version: str, plan: DriverPlan) -> DriverPlan:
     """The plan with a fabric manager of exactly the driver's version, where an NVSwitch is."""
-    if not facts.has_nvswitch:
+    if not any(device.is_nvswitch for device in facts.pci):  # as on HGX boards
         return plan
     package = f"nvidia-fabricmanager-{major(version)}"
     services = tuple(dict.fromkeys((*plan.services, *_pending(facts, "nvidia-fabricmanager"))))

@@ -47,15 +47,6 @@ class KeyChange:
         return set(self.new) <= set(self.old) and not self.replaced
 
     @property
-    def is_of_a_known_host(self) -> bool:
-        """Whether any key was known of it: then what it shows anew may be another machine's, of whatever kind it is."""
-        return bool(self.old)
-
-    def named_by(self, fingerprints: Collection[str]) -> tuple[HostKey, ...]:
-        """The shown keys that a user named by their fingerprints."""
-        return tuple(key for key in self.new if key.fingerprint in fingerprints)
-
-    @property
     def replaced(self) -> tuple[HostKey, ...]:
         """Known keys the machine no longer has."""
         kinds = {key.kind for key in self.new}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from inventory.state import state_folder
+from training.text.files import is_alive
 
 CREDENTIALS, ADDRESS = "credentials.ini", "api.json"
 """Files in a cloud's folder: its access key, and where it answers."""
@@ -54,13 +54,7 @@ class Served:
 def served(cloud: str) -> Served | None:
     """Where the local cloud of this name answers; None where it does not run."""
     last = address(cloud)
-    if last is None:
-        return None
-    try:
-        os.kill(last.pid, 0)
-    except PermissionError:  # somebody else's process, but there
-        pass
-    except OSError:
+    if last is None or not is_alive(str(last.pid)):
         return None
     return Served(last.endpoint, clouds() / cloud / CREDENTIALS)
 

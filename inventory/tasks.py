@@ -88,12 +88,12 @@ def _trust_node(node: Any, yes: bool, fingerprints: list[str]) -> bool:
 
 def _accepted(name: str, change: KeyChange, yes: bool, fingerprints: list[str]) -> tuple[HostKey, ...]:
     """The shown keys to remember: those named, else all if that is agreed to."""
-    if named := change.named_by(fingerprints):
+    if named := tuple(key for key in change.new if key.fingerprint in fingerprints):
         return named
     if fingerprints:
         say(f"{name}: none of these keys has a fingerprint that was given")
         return ()
-    if not change.is_of_a_known_host:
+    if not change.old:  # else what it shows anew may be another machine's, of whatever kind it is
         return change.new if yes or agreed(f"{name}: trust it?", f"{_COMPARE}; --yes trusts new machines") else ()
     if yes:
         say(f"{name}: keys are known and these are others: {_OTHER_KEYS}")

@@ -240,17 +240,12 @@ def fetch(hub: Hub, repo: str, revision: str, pinned: str, folder: Path) -> str:
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        if pinned:
-            _say_if_changed(hub, repo, revision, pinned)
+        if pinned and (now := listed(hub, repo, revision).commit) != pinned:
+            taken = f"{pinned[:12]} is fetched, as models.lock says"
+            _say(f"{repo} was changed: its {revision} is {now[:12]} by now; {taken}")
         return _fetch(hub, repo, pinned or revision, folder)
     finally:
         os.close(lock)
-
-
-def _say_if_changed(hub: Hub, repo: str, revision: str, pinned: str) -> None:
-    now = listed(hub, repo, revision).commit
-    if now != pinned:
-        _say(f"{repo} was changed: its {revision} is {now[:12]} by now; {pinned[:12]} is fetched, as models.lock says")
 
 
 def _fetch(hub: Hub, repo: str, revision: str, folder: Path) -> str:

@@ -129,18 +129,8 @@ def put_command(folder: Path, node: str) -> str:
     return f"mkdir -p {shlex.quote(str(folder))} && cat >{temporary} && mv {temporary} {notice_file}"
 
 
-def tell(head: str, notice: SpotNotice, folder: Path) -> str:
-    """Put a notice on the head; "" when it is there, else why not."""
-    return _on_head(head, put_command(folder, notice.node), notice.text)
-
-
-def withdraw(head: str, node: str, folder: Path) -> str:
-    """Take a node's notice from the head; "" when it is not there any more, else why not."""
-    return _on_head(head, f"rm -f {shlex.quote(str(folder / f'{node}.json'))}")
-
-
 def _on_head(head: str, command: str, text: str = "") -> str:
-    """Over the trust between the nodes."""
+    """Run a command over the trust between the nodes, with `text` as its input; "" where it did, else why not."""
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "UpdateHostKeys=no")
     argv = ["ssh", *options, head, command]
     try:
@@ -199,7 +189,7 @@ class SpotWatch:
         """Once, while this machine has had no notice of its own."""
         if self.withdrawn or self.node == self.head or self._read(".json") is not None:
             return
-        if reason := withdraw(self.head, self.node, self.folder):
+        if reason := _on_head(self.head, f"rm -f {shlex.quote(str(self._file('.json')))}"):
             self._say_once(f"{self.head} could not be asked to forget an earlier {self.node}: {reason}")
         self.withdrawn = not reason
 
@@ -210,7 +200,7 @@ class SpotWatch:
             return True
         if self.clock() > max(seconds(notice.at), seconds(notice.noticed) + TELL_LONGEST_S):
             return True
-        if reason := tell(self.head, notice, self.folder):
+        if reason := _on_head(self.head, put_command(self.folder, notice.node), notice.text):
             self._say_once(f"{self.head} could not be told: {reason}")
             return False
         write(self._file(".told"), notice.text)

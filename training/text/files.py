@@ -255,15 +255,16 @@ def drop_unused(entries: Iterable[Path]) -> None:
             unused_s = time.time() - entry.stat().st_mtime
         except FileNotFoundError:  # another process tidies up too
             continue
-        if unused_s > UNUSED_S or (entry.name.startswith(".") and not _alive(entry.suffix[1:])):
+        if unused_s > UNUSED_S or (entry.name.startswith(".") and not is_alive(entry.suffix[1:])):
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _alive(pid: str) -> bool:
+def is_alive(pid: str) -> bool:
+    """Whether a process of this number runs on this machine, of whatever user."""
     try:
         os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
     except PermissionError:
         return True
+    except (ValueError, OSError):
+        return False
     return True
