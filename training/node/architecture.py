@@ -231,13 +231,10 @@ def adapted(model: PreTrainedModel) -> list[str]:
     return sorted(short if meant == wanted else wanted)
 
 
-WEIGHT = ".weight"
-
-
 def as_peft_takes_them(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Names of modules as `target_modules`, and the weights of the others as `target_parameters`."""
     left = left_by_peft(model, list(names))
-    return left, [f"{name}{WEIGHT}" for name in names if name not in left]
+    return left, [f"{name}.weight" for name in names if name not in left]
 
 
 def in_modules(config: LoraConfig) -> LoraConfig:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,11 @@ from training.node.cross_entropy import Logits
 from training.node.liger import LARGE
 from training.node.loss import learned_rows
 from training.node.model import LossModel, attention_of, inputs
-from training.node.outline import ACTIVE
+from training.node.outline import ACTIVE, BROKEN
 from training.recipe.model_types import CURE, LIST
 from training.recipe.recipe import Recipe, RecipeError
 
+T = TypeVar("T")
 LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""
 VOCABULARY, HEADS, WINDOW = 256, 4, 8
@@ -64,7 +65,7 @@ def check_loss_matches_model(recipe: Recipe, model_dir: Path) -> None:
     kind = config_of(model_dir).model_type
     try:
         deviation = difference(model_dir, recipe.batching, recipe.is_dpo)
-    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+    except BROKEN as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecipeError(
             f"{model_dir.name}: {kind!r} cannot be trained with batching {recipe.batching} here ({reason}); {LIST}"
@@ -82,15 +83,20 @@ def check_loss_matches_model(recipe: Recipe, model_dir: Path) -> None:
 def difference(model_dir: Path, batching: str, pairs: bool = False) -> Difference:
     """On a copy of the model with random weights; of `pairs`, what both begin with is computed once. Raises what the
     libraries do where no copy can be made."""
-    config = config_of(model_dir)
-    problem: Exception | None = None
     with torch.random.fork_rng(devices=[]):
-        for smaller in copies(config):
-            torch.manual_seed(0)
-            try:
-                return compared(smaller, batching, PROMPT if pairs else 1)
-            except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
-                problem = problem or error  # the next copy is nearer to the model
+        return on_a_copy(config_of(model_dir), lambda smaller: compared(smaller, batching, PROMPT if pairs else 1))
+
+
+def on_a_copy(config: PretrainedConfig, work: Callable[[PretrainedConfig], T]) -> T:
+    """What `work` gives for the smallest copy that it can be done with, from the same random numbers each time. Raises
+    what the libraries do with the first one, where it can be done with none."""
+    problem: Exception | None = None
+    for smaller in copies(config):
+        torch.manual_seed(0)
+        try:
+            return work(smaller)
+        except BROKEN as error:
+            problem = problem or error  # the next copy is nearer to the model
     assert problem is not None
     raise problem
 
@@ -179,7 +185,7 @@ def compared(
     config: PretrainedConfig, batching: str, prompt_length: int = 1, dtype: torch.dtype = torch.float32
 ) -> Difference:
     """Of two samples that begin with the same `prompt_length` tokens, in a model of this precision."""
-    ours, theirs = (_made(config, attention, dtype) for attention in (attention_of(batching, config), "eager"))
+    ours, theirs = (precise(config, dtype, kind).eval() for kind in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())
     ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]
     ids[1][:prompt_length] = ids[0][:prompt_length]
@@ -202,13 +208,9 @@ def compared(
     return Difference(apart.item(), ((sums[0] - right).abs() / right).item())
 
 
-def _made(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Of a configuration of its own: two models of one would both have the attention that was asked for last."""
-    return precise(config, dtype, attention).eval()
-
-
 def precise(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """A model of its own of a precision. In 64 bits experts go one by one: no kernel multiplies them together."""
+    """A model of a precision, and of a configuration of its own: two models of one would both have the attention that
+    was asked for last. In 64 bits experts go one by one: no kernel multiplies them together."""
     experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     return build(copy.deepcopy(config), attn_implementation=attention, **experts).to(dtype)
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PretrainedConfig
 from training.node import liger
 from training.node.architecture import build, config_of
 from training.node.attention import Segments
-from training.node.head_check import copies
+from training.node.head_check import on_a_copy
 from training.node.liger import Agreement, LossChoice
 from training.node.mixers import AT_ONCE, at_once, mixers, one_by_one
 from training.node.rank import Rank
@@ -119,19 +119,15 @@ def small_mixers(
 ) -> tuple[Sequence[nn.Module], int]:
     """One of each class, of a small copy of the model, and its width. Raises what the libraries do where none can be
     built."""
-    problem: Exception | None = None
+
+    def one_of_each(smaller: PretrainedConfig) -> tuple[Sequence[nn.Module], int]:
+        modules = mixers(build(copy.deepcopy(smaller)))
+        ones = [each.to(device, dtype) for each in {type(one): one for one in modules}.values()]
+        return [_remembering(one) for one in ones], smaller.get_text_config().hidden_size
+
     cards = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=cards):
-        torch.manual_seed(0)
-        for smaller in copies(config):
-            try:
-                modules = mixers(build(copy.deepcopy(smaller)))
-                ones = [each.to(device, dtype) for each in {type(one): one for one in modules}.values()]
-                return [_remembering(one) for one in ones], smaller.get_text_config().hidden_size
-            except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
-                problem = problem or error  # the next copy is nearer to the model
-    assert problem is not None
-    raise problem
+        return on_a_copy(config, one_of_each)
 
 
 def _remembering(module: nn.Module) -> nn.Module:

@@ -42,11 +42,6 @@ def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
     )
 
 
-def lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed only because a partner went away; the cause is to be found on that one."""
-    return isinstance(error, RuntimeError) and causes.lost_peer(str(error))
-
-
 class Rank:
     """One rank of one run. rank_start keeps what it prints in its own log and passes it to the launcher."""
 
@@ -122,7 +117,8 @@ class Rank:
 
     def give_up(self, error: Exception) -> NoReturn:
         """End after an error that nobody foresaw: with its traceback, and the others told why."""
-        lost = lost_peer(error)
+        # a collective that failed only because a partner went away: the cause is to be found on that one
+        lost = isinstance(error, RuntimeError) and causes.lost_peer(str(error))
         reason = "lost contact with another rank" if lost else f"{type(error).__name__}: {error}"
         cause: CauseKind = "peer_lost" if lost else causes.meaning_of(error)
         self.note_failure(Failed(cause, reason), traceback.format_exc())

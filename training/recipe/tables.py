@@ -24,12 +24,6 @@ DPO_LR_DIV = 10.0
 """By how much smaller it is than the rate that a recipe names for goal sft."""
 
 
-def list_as_set(key: str, typed: str) -> str:
-    """A list of names that lost its quotes, as --set takes it; empty where it has no name."""
-    names = [each for each in re.split(r"[\s,，、\"']+", re.sub(r"^\[(.*)\]$", r"\1", typed.strip())) if each]
-    return f"--set {shlex.quote(f'{key}={json.dumps(names, ensure_ascii=False)}')}" if names else ""
-
-
 class Table(BaseModel):
     """Base of every table: unknown keys are errors, numbers are finite, values never change once read."""
 
@@ -65,8 +59,9 @@ class Lora(Table):
         """A list typed without its quotes is a text."""
         if not isinstance(value, str) or value == cls.model_fields[str(info.field_name)].default:
             return value
-        typed = list_as_set(f"lora.{info.field_name}", value)
-        raise ValueError(f"a list of names is expected, not {value!r}{f': {typed}' if typed else ''}")
+        names = [each for each in re.split(r"[\s,，、\"']+", re.sub(r"^\[(.*)\]$", r"\1", value.strip())) if each]
+        typed = shlex.quote(f"lora.{info.field_name}={json.dumps(names, ensure_ascii=False)}")
+        raise ValueError(f"a list of names is expected, not {value!r}{f': --set {typed}' if names else ''}")
 
     @field_validator("targets", "modules_to_save")
     @classmethod

@@ -4,6 +4,7 @@ link in a run's folder to the checkpoint that counts."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,8 @@ def verify_adapter(path: Path, config: Mapping[str, Any]) -> None:
     tensors, data_at = whole_tensors(path)
     rank, stacks = int(config["r"]), _stacks(config)
     ranks = {rank, *map(int, (config.get("rank_pattern") or {}).values())} - {0}
-    shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items() if _is_lora_matrix(name)}
+    matrix = re.compile(r"\.lora_[AB]\.")  # not DoRA's magnitudes, not rows of tokens, not a module trained whole
+    shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items() if matrix.search(name)}
     pairs = {name.replace(".lora_A.", ".lora_B.") for name in shapes if ".lora_A." in name}
     b_names = {name for name in shapes if ".lora_B." in name}
     if not pairs or pairs != b_names:
@@ -128,11 +130,6 @@ def _other(name: str) -> str:
     """The other matrix of a pair."""
     one, other = (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
     return name.replace(one, other)
-
-
-def _is_lora_matrix(name: str) -> bool:
-    """Not DoRA's magnitudes, not rows of tokens, not a module trained whole."""
-    return ".lora_A." in name or ".lora_B." in name
 
 
 def whole_tensors(path: Path) -> tuple[dict[str, Any], int]:

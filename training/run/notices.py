@@ -161,11 +161,6 @@ class Reclaims:
         """What is going on, while the ranks save."""
         return f"{words(self.notices)}: saving, then leaving"
 
-    @property
-    def not_started(self) -> str:
-        """Why a run ended that had not begun."""
-        return f"{words(self.notices)}; the ranks were not started"
-
     def cause(self, saved: bool | None = None, step: int | None = None) -> Cause:
         """The same as a value; `step`: of the newest checkpoint."""
         spot = any(notice.node != EVERYBODY for notice in self.notices)
@@ -215,6 +210,4 @@ def next_record(record: DiskRecord | None, cluster: str, disk: str) -> DiskRecor
     """What a disk's record is to be, from the one found on it."""
     if record is None:
         return DiskRecord(cluster, (disk,))
-    if record.disks[-1] == disk:
-        return DiskRecord(cluster, record.disks)
-    return DiskRecord(cluster, (*record.disks, disk))
+    return DiskRecord(cluster, record.disks if record.disks[-1] == disk else (*record.disks, disk))

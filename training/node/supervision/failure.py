@@ -52,6 +52,7 @@ ASKED = {
 STOPPING = "stopping: saving a checkpoint"
 """What such a run says of itself until it has ended."""
 SSH_LOST_CODE = 255
+GOOD_ENDS = {FINISHED, STOPPED}
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,9 @@ class Observation:
             for name in lost:
                 reason = f"node {name} was lost: it no longer answers the head{self._ssh_words(name)}"
                 yield Symptom(1, reason, gone, name)
+        failed_on = {self.launch.host_of(rank).name for rank, end in self.ended.items() if end.code not in GOOD_ENDS}
         for name, code in self.node_codes.items():
-            if code not in {SSH_LOST_CODE, 0} and not self._rank_failed_on(name):
+            if code not in {SSH_LOST_CODE, 0} and name not in failed_on:
                 reason = f"the launcher on {name} ended with code {code}{self._ssh_words(name)}"
                 yield Symptom(5, reason, Cause("not_launched", code=code), name)
 
@@ -153,15 +155,9 @@ class Observation:
         words = causes.launcher_words(self.node_lines[name])
         return f" ({words[-1]})" if words else ""
 
-    def _rank_failed_on(self, name: str) -> bool:
-        return any(
-            end.code not in {FINISHED, STOPPED} and self.launch.host_of(rank).name == name
-            for rank, end in self.ended.items()
-        )
-
     def _of_ranks(self) -> Iterable[Symptom]:
         for rank, end in self.ended.items():
-            if end.code in {FINISHED, STOPPED}:
+            if end.code in GOOD_ENDS:
                 continue
             node = self.launch.host_of(rank).name
             weight, cause, words = rank_end(end, self.failed.get(rank), list(self.rank_lines[rank]))
@@ -256,7 +252,7 @@ def verdict(seen: Observation, stop_requested: bool, launcher_code: int | None) 
     codes = {end.code for end in seen.ended.values()}
     if seen.all_ended and codes == {0}:
         return Verdict("finished")
-    if seen.all_ended and codes <= {FINISHED, STOPPED}:
+    if seen.all_ended and codes <= GOOD_ENDS:
         return Verdict("stopped", ASKED[True], Cause("asked", saved=True))
     if stop_requested:
         return Verdict("stopped", ASKED[False], Cause("asked", saved=False))

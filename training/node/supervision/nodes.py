@@ -7,7 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -156,7 +156,11 @@ def _sweep(launch: Launch, host: Host) -> None:
 
 
 LOGS_S = 10.0
-PROFILE_S = 180.0
+COLLECTED: Mapping[str, tuple[Sequence[str], Sequence[str], float]] = {
+    "logs": (("rank-{}.*", "failure-rank-{}.*", "nccl-trace-{}"), ["--max-size=64m"], LOGS_S),
+    PROFILE: (("rank-{}.*",), [], 180.0),
+}
+"""By folder: files of a rank, whose number goes into the braces; more options of rsync; the seconds it may take."""
 REPORTS = (
     ("training.node.metrics.against_plan", METRICS, 30.0),
     ("training.node.diagnosis.trace", PROFILE, 300.0),
@@ -167,32 +171,19 @@ REPORTS = (
 
 def collect(launch: Launch, hosts: tuple[Host, ...]) -> None:
     """Every rank's files to the head, as far as the nodes answer: that is where results are fetched from."""
-    for error in on_hosts(hosts, lambda host: _logs(launch, host)):
-        print(f"no logs from {error.node}: {error}", file=sys.stderr, flush=True)
-    if launch.profile:
-        for error in on_hosts(hosts, lambda host: _profiles(launch, host)):
-            print(f"no profile from {error.node}: {error}", file=sys.stderr, flush=True)
+    for folder in COLLECTED if launch.profile else ["logs"]:
+        (Path(launch.run_dir) / folder).mkdir(exist_ok=True)
+        for error in on_hosts(hosts, partial(_collect, launch, folder)):
+            print(f"no {folder} from {error.node}: {error}", file=sys.stderr, flush=True)
 
 
-def _logs(launch: Launch, host: Host) -> None:
-    wanted = _of_its_ranks(launch, host, "rank-{}.*", "failure-rank-{}.*", "nccl-trace-{}")
-    _rsync(launch, host, "logs", [*wanted, "--max-size=64m"], LOGS_S)
-
-
-def _profiles(launch: Launch, host: Host) -> None:
-    (Path(launch.run_dir) / PROFILE).mkdir(exist_ok=True)
-    _rsync(launch, host, PROFILE, _of_its_ranks(launch, host, "rank-{}.*"), PROFILE_S)
-
-
-def _of_its_ranks(launch: Launch, host: Host, *names: str) -> list[str]:
+def _collect(launch: Launch, folder: str, host: Host) -> None:
     """A node may still have files of other ranks, from a start with other nodes."""
+    names, options, timeout_s = COLLECTED[folder]
     ranks = [rank for rank in range(launch.world_size) if launch.host_of(rank) == host]
-    return [f"--include={name.format(rank)}" for rank in ranks for name in names]
-
-
-def _rsync(launch: Launch, host: Host, folder: str, options: list[str], timeout_s: float) -> None:
+    wanted = [f"--include={name.format(rank)}" for rank in ranks for name in names]
     source, target = f"{host.name}:{launch.run_dir}/{folder}/", f"{launch.run_dir}/{folder}/"
-    argv = ["rsync", "-a", f"--timeout={LOGS_S:.0f}", *options, "--exclude=*", source, target]
+    argv = ["rsync", "-a", f"--timeout={LOGS_S:.0f}", *wanted, *options, "--exclude=*", source, target]
     output_of(argv, host.name, timeout_s)
 
 

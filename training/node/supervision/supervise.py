@@ -137,7 +137,7 @@ class Supervisor:
                 reason = f"node {error.node} is not ready: {error}{(cure := _cure(error))}"
                 return Verdict("failed", reason, Cause("disk_full" if cure else "not_ready"), node=error.node), 1
         cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
-        return Verdict("stopped", self.reclaims.not_started, cause), None
+        return Verdict("stopped", f"{reclaim.words(self.reclaims.notices)}; the ranks were not started", cause), None
 
     def _supervise(self) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
