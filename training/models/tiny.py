@@ -1,7 +1,6 @@
 """Base model and data of the `tiny` recipe, made from docstrings that are shipped (tiny_text.json).
 
     python -m training.models.tiny DIR [--steps N]    a model of Qwen2.5's architecture, a million parameters
-    python -m training.models.tiny --data FILE        question/answer records in messages form; needs no torch
 
 The model starts from random values and really reads the docstrings for a fixed number of steps (not
 seconds, so that the same machine makes the same model: about a minute on one core), enough for words and
@@ -191,19 +190,13 @@ def _read(model: Any, stream: Any, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="where the model goes")
+    parser.add_argument("folder", type=Path, help="where the model goes")
     parser.add_argument("--steps", type=int, default=500, help="how long the model reads (default 500)")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="write the records instead of the model, or too")
     args = parser.parse_args()
-    if args.folder is None and args.data is None:
-        parser.error("say DIR, --data FILE, or both")
-    if args.data is not None:
-        print(f"{args.data}: {write_data(args.data)} records")
-    if args.folder is not None:
-        import torch
+    import torch
 
-        torch.set_num_threads(1)  # on a busy machine two wait for each other ten times as long as one works
-        print(f"{args.folder}: made, loss {write_model(args.folder, args.steps):.3f} after {args.steps} steps")
+    torch.set_num_threads(1)  # on a busy machine two wait for each other ten times as long as one works
+    print(f"{args.folder}: made, loss {write_model(args.folder, args.steps):.3f} after {args.steps} steps")
 
 
 if __name__ == "__main__":

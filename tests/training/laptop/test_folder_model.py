@@ -20,6 +20,7 @@ from training.laptop import base_model, folder_model, start_run
 from training.laptop.base_model import model_gone
 from training.laptop.folder_model import folder_recipe, folder_shape, recipe_text
 from training.laptop.models.wanted import folder_faults, missing_folder_notes
+from training.models import tiny
 from training.models.folder import INDEX
 from training.models.names import is_folder
 from training.recipe.recipe import RecipeError
@@ -430,7 +431,7 @@ def _trained(tiny_base: Path, home: Path, kind: str) -> tuple[Path, Path]:
         write_wrapper(tiny_base, folder, kind)
     else:
         write_of_type(tiny_base, folder, kind, **KINDS[kind])
-    subprocess.run([sys.executable, "-m", "training.models.tiny", "--data", str(data)], cwd=ROOT, check=True)
+    tiny.write_data(data)
     env = {key: value for key, value in os.environ.items() if not key.startswith("XDG_")}
     env |= {"HOME": str(home), "COLUMNS": "160"}
     flags = ["--steps", "4", "--set", "max_length=128", "--set", "global_batch=4", "--set", "optimizer.warmup_steps=1"]
