@@ -196,10 +196,7 @@ def status_text(status: Status) -> str:
 
 
 def parse_status(text: str) -> Status:
-    """The status in a JSON text; keys of another version are ignored. Raises ValueError where it is none.
-
-    One of a version that wrote no cause has UNKNOWN for it, or what its `mistake` said.
-    """
+    """The status in a JSON text; keys that are not known are ignored. Raises ValueError where it is none."""
     known = set(Status.__dataclass_fields__)
     status = bounded_json(text)
     if not isinstance(status, dict):
@@ -214,7 +211,7 @@ def parse_status(text: str) -> Status:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     if content["state"] not in get_args(State):
         raise ValueError(f"state is {content['state']!r}")
-    content["cause"] = Cause("unusable") if status.get("mistake") is True else parse_cause(content.get("cause"))
+    content["cause"] = parse_cause(content.get("cause"))
     content["last_lines"] = tuple(str(line) for line in content.get("last_lines", ()))
     return Status(**content)
 
