@@ -122,7 +122,6 @@ def _volume(lines: list[str]) -> BlockDevice:
 
 
 LABEL = "spotune-data"
-MOUNT_OPTIONS = "defaults,nofail,x-systemd.device-timeout=30s"
 FILESYSTEMS = ("ext4", "xfs")
 GROW_SLACK_BYTES = 128 * 2**20
 """One ext4 block group: what resizing may leave over at the end, and not worth a resize."""
@@ -281,7 +280,7 @@ def fstab_with(fstab: str, volume: BlockDevice, filesystem: str) -> str:
     one node would be ambiguous.
     """
     source = volume.link if volume.linked else f"UUID={volume.uuid}"
-    line = f"{source} {MOUNT_POINT} {filesystem} {MOUNT_OPTIONS} 0 2"
+    line = f"{source} {MOUNT_POINT} {filesystem} defaults,nofail,x-systemd.device-timeout=30s 0 2"
     other_lines = [entry for entry in fstab.splitlines() if not _mounts_data(entry)]
     place = next((i for i, entry in enumerate(fstab.splitlines()) if _mounts_data(entry)), len(other_lines))
     return "".join(f"{entry}\n" for entry in [*other_lines[:place], line, *other_lines[place:]])

@@ -50,7 +50,7 @@ def examine(survey: NodeSurvey) -> list[Finding]:
             answer = survey.answers.get(node.name)
             if answer is not None and (result := check(node, answer, survey)) is not None:
                 findings.append(Finding(node.name, name, *result))
-    return [*_all_there(survey), *_reached(survey), *findings]
+    return [*_reached(survey), *findings]
 
 
 Result = tuple[Level, str, str] | tuple[Level, str]
@@ -63,12 +63,9 @@ def _on(node: Node, command: str) -> str:
     return f"fab ssh {node.name} -- {'' if node.user == 'root' else 'sudo -n '}{command}"
 
 
-def _all_there(survey: NodeSurvey) -> Iterable[Finding]:
+def _reached(survey: NodeSurvey) -> Iterable[Finding]:
     if lacking := survey.lacking:
         yield Finding(", ".join(lacking.names), "machines", "warning", lacking.message, lacking.mend)
-
-
-def _reached(survey: NodeSurvey) -> Iterable[Finding]:
     for node in survey.nodes:
         if node.stopped:
             yield Finding(node.name, "reached", "broken", "is stopped", "fab up")

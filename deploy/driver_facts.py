@@ -17,24 +17,19 @@ LIST_PCI = shell("list_pci.sh") + "list_pci\n"
 
 def inspect_command(branch: int) -> str:
     """Shell that prints what `parse_facts` reads, for a driver of this branch. It changes nothing."""
-    names = " ".join(known_packages(branch, "KERNEL"))
-    return shell("list_pci.sh", "look_at_driver.sh", packages=names, blacklist=BLACKLIST_FILE)
-
-
-def known_packages(branch: int, kernel: str) -> tuple[str, ...]:
-    """Every package a plan may name, to ask apt which of them it has."""
     flavours = ("-open", "")
-    return (
-        *(f"linux-modules-nvidia-{branch}-server{f}-{kernel}" for f in flavours),
+    names = (  # every package a plan may name, to ask apt which of them it has
+        *(f"linux-modules-nvidia-{branch}-server{f}-KERNEL" for f in flavours),
         *(f"nvidia-dkms-{branch}-server{f}" for f in flavours),
         *(f"nvidia-headless-no-dkms-{branch}-server{f}" for f in flavours),
         f"nvidia-utils-{branch}-server",
         f"nvidia-compute-utils-{branch}-server",
         f"nvidia-fabricmanager-{branch}",
         "nvlsm",
-        f"linux-headers-{kernel}",
+        "linux-headers-KERNEL",
         "nvidia-driver",
     )
+    return shell("list_pci.sh", "look_at_driver.sh", packages=" ".join(names), blacklist=BLACKLIST_FILE)
 
 
 @dataclass(frozen=True)

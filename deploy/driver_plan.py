@@ -18,7 +18,7 @@ MINIMUM_BRANCH = 580
 
 _LIBRARIES = re.compile(r"(libnvidia-compute|nvidia-utils)\b")
 
-Verdict = Literal["skip", "keep", "install", "refuse"]
+Verdict = Literal["keep", "install", "refuse"]
 Loading = Literal["nothing", "modprobe", "reboot"]
 
 
@@ -38,9 +38,7 @@ class DriverPlan:
 
 
 def plan_driver(facts: DriverFacts, branch: int = MINIMUM_BRANCH) -> DriverPlan:
-    """The whole decision for one node. `branch` is what would be installed, at least MINIMUM_BRANCH."""
-    if not facts.gpus:
-        return DriverPlan("skip", "no NVIDIA GPU: driver skipped")
+    """The whole decision for one node with a GPU. `branch` is what would be installed, at least MINIMUM_BRANCH."""
     will_do = facts.module and major(facts.module) >= MINIMUM_BRANCH
     if facts.loaded and major(facts.loaded) >= MINIMUM_BRANCH and (facts.module == facts.loaded or not will_do):
         if problem := _other_libraries(facts):

@@ -102,7 +102,6 @@ COMPILERS = ["build-essential"]
 and they are two thirds of all the packages' bytes, on every new machine again.
 """
 
-LOCK_TIMEOUT = 'DPkg::Lock::Timeout "600";\n'
 ORIGINALS = "/var/lib/spotune/apt-sources"
 """Below it each sources file as it was before it had a mirror, under its whole path, and the mirrors that were set."""
 FIRST_BOOT = "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
@@ -132,7 +131,7 @@ def install_packages() -> None:
     wait_for_first_boot(name="First-boot package work is over", _timeout=1200)
     files.put(
         name="apt waits for its lock",
-        src=StringIO(LOCK_TIMEOUT),
+        src=StringIO('DPkg::Lock::Timeout "600";\n'),
         dest="/etc/apt/apt.conf.d/90spotune-lock",
         mode="644",
     )

@@ -201,7 +201,10 @@ def help_wanted(words: Sequence[str], tasks: Collection) -> str:
 
 def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, Word]]:
     """Each word behind the task it is said to, empty before the first."""
-    task, flag, names = "", None, _names(tasks)
+    task, flag = "", None
+    names = {
+        name for each, short in tasks.task_names.items() for name in (each, *short)
+    }  # `fab runs` is `fab runs.list`
     for word in words:
         if flag and flag.takes_value and not (flag.optional and word.startswith("-")):
             kind, flag = Word.VALUE, None
@@ -212,11 +215,6 @@ def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, W
         else:
             kind, flag = Word.BARE, None
         yield task, word, kind
-
-
-def _names(tasks: Collection) -> set[str]:
-    """Of all tasks, also the short ones: `fab runs` is `fab runs.list`."""
-    return {name for each, short in tasks.task_names.items() for name in (each, *short)}
 
 
 def _argument(task: str, word: str, tasks: Collection) -> Argument | None:

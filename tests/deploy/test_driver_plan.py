@@ -56,12 +56,6 @@ RUNNING = replace(
 )
 
 
-def test_documented_no_gpu_is_skipped_and_says_so() -> None:
-    plan = plan_driver(replace(UBUNTU, pci=(AUDIO,)))
-    assert (plan.verdict, plan.reason) == ("skip", "no NVIDIA GPU: driver skipped")
-    assert plan.install == plan.hold == plan.services == ()
-
-
 def test_documented_a10_on_bare_ubuntu_gets_the_signed_modules_without_a_reboot() -> None:
     plan = plan_driver(UBUNTU)
     assert plan.verdict == "install"

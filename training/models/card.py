@@ -121,12 +121,14 @@ def card(name: str, facts: CardFacts, *, published: bool = False) -> str:
         lines.append(f"| learned from | {', '.join(f'{count:,} {what}' for what, count in facts.data.items())} |")
     if recipe.get("base_precision") == NF4:
         lines += ["| base model while training | its layers in four bits a weight (NF4) |"]
-    lines += [f"| {label} | {value:.4f} |" for label, value in _numbers(facts) if value is not None]
+    losses_so_far = (("final training loss", facts.final_loss), ("lowest validation loss", facts.validation_loss))
+    lines += [f"| {label} | {value:.4f} |" for label, value in losses_so_far if value is not None]
+    code, serve = loading(name, facts, at_hand=facts.here and not published)
     lines += [
         "",
         "Licence: that of the base model.",
         *(line for each in facts.evaluations for line in _evaluation(each)),
-        *_use(name, facts, published),
+        *("", "## Use", "", "```python", *code, "```", "", "```sh", *serve, "```"),
         *_asked(facts),
         *_end(facts),
         "",
@@ -145,10 +147,6 @@ def _licence(named: str) -> list[str]:
     return ["license: other", *([f"license_name: {json.dumps(named)}"] if named != "other" else [])]
 
 
-def _numbers(facts: CardFacts) -> list[tuple[str, float | None]]:
-    return [("final training loss", facts.final_loss), ("lowest validation loss", facts.validation_loss)]
-
-
 def _evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     if not evaluation.get("tuned"):
         return []
@@ -160,11 +158,6 @@ def _evaluation(evaluation: Mapping[str, Any]) -> list[str]:
     what = f"of {of}, {learned} of them trained on" if learned else f"of {of}" if of else "held out"
     title = f"On {many(tuned['samples'], 'record')} {what}, each model loaded by itself:"
     return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]
-
-
-def _use(name: str, facts: CardFacts, published: bool) -> list[str]:
-    code, serve = loading(name, facts, at_hand=facts.here and not published)
-    return ["", "## Use", "", "```python", *code, "```", "", "```sh", *serve, "```"]
 
 
 def loading(
@@ -275,7 +268,7 @@ def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
     except OSError as error:
         raise AdapterError(f"{run} is not a whole fetched run: {error}") from error
     final_loss, validation_loss = losses(metrics, state["step"])
-    report = _report(run)
+    report: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
     return CardFacts(
         run_id=run.name,
         step=state["step"],
@@ -318,12 +311,6 @@ def _sees(weights: Path) -> bool:
         return any(".language_model." in name for name in whole_tensors(weights)[0])
     except (OSError, FetchError):  # what is damaged is told when it is verified
         return False
-
-
-def _report(run: Path) -> dict[str, Any]:
-    """What became of the run's data."""
-    report: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
-    return report
 
 
 # What lets others use a checkpoint's adapter: its base model by the name they know, the tokenizer, a model card.

@@ -118,7 +118,8 @@ _MEANINGS: tuple[tuple[re.Pattern[str], CauseKind], ...] = (
 """The surest first."""
 _CHATTER = re.compile(r"^frame #\d+:| NCCL INFO ")
 _SSH_ENDED = re.compile(r"^pdsh@\S+: (?P<host>\S+): ssh exited with exit code (?P<code>\d+)")
-_SSH_LOST = re.compile(r"Timeout, server \S+ not responding|client_loop: send disconnect|Connection to \S+ closed by")
+SSH_LOST = re.compile(r"Timeout, server \S+ not responding|client_loop: send disconnect|Connection to \S+ closed by")
+"""How ssh says that it has lost its node."""
 
 
 def lost_peer(text: str) -> bool:
@@ -157,13 +158,3 @@ def ssh_end(line: str) -> tuple[str, int] | None:
     """The node and the exit code of an ssh that pdsh saw end; it says so only once all output has ended."""
     match = _SSH_ENDED.match(line)
     return (match["host"], int(match["code"])) if match else None
-
-
-def ssh_lost(line: str) -> bool:
-    """Whether ssh says that it has lost its node."""
-    return _SSH_LOST.match(line) is not None
-
-
-def launcher_words(lines: Iterable[str]) -> list[str]:
-    """What of a node's launcher's words is no chatter of DeepSpeed's."""
-    return [line.strip() for line in lines if line.strip() and "[INFO]" not in line]

@@ -96,7 +96,7 @@ class Observation:
         match = _RANK.match(line)
         if match is None:
             self.node_lines[host].append(line)
-            if causes.ssh_lost(line):
+            if causes.SSH_LOST.match(line):
                 self.lose(host)
             return None
         rank, text = int(match["rank"]), match["text"]
@@ -152,7 +152,8 @@ class Observation:
                 yield Symptom(5, reason, Cause("not_launched", code=code), name)
 
     def _ssh_words(self, name: str) -> str:
-        words = causes.launcher_words(self.node_lines[name])
+        # without the chatter of DeepSpeed's launcher
+        words = [line.strip() for line in self.node_lines[name] if line.strip() and "[INFO]" not in line]
         return f" ({words[-1]})" if words else ""
 
     def _of_ranks(self) -> Iterable[Symptom]:
