@@ -202,9 +202,8 @@ def help_wanted(words: Sequence[str], tasks: Collection) -> str:
 def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, Word]]:
     """Each word behind the task it is said to, empty before the first."""
     task, flag = "", None
-    names = {
-        name for each, short in tasks.task_names.items() for name in (each, *short)
-    }  # `fab runs` is `fab runs.list`
+    # also the short ones: `fab runs` is `fab runs.list`
+    names = {name for each, short in tasks.task_names.items() for name in (each, *short)}
     for word in words:
         if flag and flag.takes_value and not (flag.optional and word.startswith("-")):
             kind, flag = Word.VALUE, None
