@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
 from io import TextIOWrapper
 from typing import Any, TextIO
@@ -77,7 +77,8 @@ def show_plainly() -> None:
         stream = getattr(sys, name)
         if not isinstance(stream, _Shown):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
+                with suppress(OSError):  # a file that cannot be sought in keeps its own way
+                    stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Shown(stream))
 
 

@@ -183,8 +183,9 @@ def duration(it: Situation) -> Check:
         unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:{'.1f' if pace.step_s >= 0.05 else '.1g'}} s a step"
-    if it.facts.shape.mixture and not it.correction:
-        return Check("time", "warning", value, MIXTURES, estimated=True)
+    slower = it.facts.shape.mixture and not it.correction
+    if slower:
+        value = f"{value}; {MIXTURES}"
     faster = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
         lighter = faster or cost_of(it.recipe).LIGHTER
@@ -194,7 +195,7 @@ def duration(it: Situation) -> Check:
         return Check("time", "warning", value, faster, estimated=True)
     if minutes > LONG_MINUTES:
         return Check("time", "warning", value, "more than a day", estimated=True)
-    return Check("time", "ok", value, estimated=True)
+    return Check("time", "warning" if slower else "ok", value, estimated=True)
 
 
 def machines(it: Situation) -> Check:

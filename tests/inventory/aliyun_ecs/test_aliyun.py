@@ -151,7 +151,8 @@ def test_flags_that_make_no_sense_are_one_sentence(cluster, argv, reason):
 def test_fab_status_shows_the_machines_first_and_how_long_they_are_there(cluster):
     cluster.up(1)
     done = cluster.fab("status")
-    first = done.stdout.splitlines()
+    account, *first = done.stdout.splitlines()
+    assert account.split()[0] == "account"
     assert first[0].split()[:3] == ["machine", "state", "type"]
     assert "te1" in first[1] and "Running" in first[1] and "3 h 5" in first[1]
 

@@ -120,7 +120,7 @@ def test_data_and_publishing_say_it_too(settings, silent, nobody, tmp_path, monk
 
 def test_unknown_names_are_refused_before_machines_are_rented(tmp_path):
     with Hub({REPO: {"config.json": json.dumps({}).encode()}}) as hub:
-        mirrors = f'[mirrors]\nhub = "{hub.url}"\n'
+        mirrors = f'name = "demo"\n[mirrors]\nhub = "{hub.url}"\n'
         checkout = Checkout.at(tmp_path, f'{mirrors}[models]\nnames = ["tiny", "qwen3-8bb"]\n')
         assert "[models] names in cluster.toml: unknown model 'qwen3-8bb'; did you mean qwen3-8b" in ended(
             checkout.fab("up", "--dry")

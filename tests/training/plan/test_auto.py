@@ -85,7 +85,7 @@ def test_experts_are_not_gathered_over_ethernet_where_stages_hold_them():
     plan = make_plan(load_recipe("qwen3-30b-a3b"), ethernet)
     assert (plan.recipe.strategy, plan.errors, sum(plan.recipe.pipeline.layers)) == ("pipeline", [], 48)
     (time,) = [check for check in plan.checks if check.name == "time"]
-    assert (time.severity, time.cure) == ("warning", MIXTURES)
+    assert time.severity == "warning" and MIXTURES in time.value
     divided = make_plan(load_recipe("qwen3-30b-a3b", SAID), ethernet)
     assert divided.predicted["step_s"] > 20 * plan.predicted["step_s"]
 
