@@ -13,6 +13,7 @@ from invoke import Collection, task
 
 from inventory.command_line import ask, say, sentences, yes_command
 from inventory.shown import clock
+from training.laptop.tasks import stop
 from training.text.deferred import deferred
 
 with deferred():
@@ -26,7 +27,6 @@ with deferred():
     from inventory.renting import machines as rented_machines
     from inventory.renting import plan as planning
     from training.laptop import head_node, rental
-    from training.laptop import tasks as laptop_tasks
     from training.laptop.models import wanted as wanted_models
     from training.laptop.run_list import giving_back
     from training.run import folder as run_folder
@@ -151,7 +151,7 @@ def down(
             flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
             ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
             if stopping:
-                laptop_tasks.stop(c, run=stopping)
+                stop(c, run=stopping)
                 _at_stake(plan, stop_run=False, **protected)  # what it saved just now may be on the head alone
             removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:

@@ -143,9 +143,9 @@ def make_checkpoint(run: Path, step: int) -> None:
     (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
 
 
-@pytest.mark.parametrize(("mistake", "code"), [(True, 2), (False, 1)])
-def test_what_cannot_be_used_ends_with_code_2_and_what_broke_with_1(tmp_path: Path, mistake: bool, code: int):
-    make_run(tmp_path, state="failed", mistake=mistake)
+@pytest.mark.parametrize(("cause", "code"), [("unusable", 2), ("wrong_checkpoint", 2), ("ended", 1)])
+def test_what_cannot_be_used_ends_with_code_2_and_what_broke_with_1(tmp_path: Path, cause: str, code: int):
+    make_run(tmp_path, state="failed", cause={"kind": cause})
     done = fab(tmp_path, "logs", "--follow", "--here")
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stderr.strip().endswith("rank 0 said so") and len(done.stderr.strip().splitlines()) == 1
