@@ -18,7 +18,7 @@ from pyinfra.facts.files import Directory
 
 from deploy import environment, fan_out
 from deploy.environment import LOCK, Environment, environment_from
-from deploy.node_files import MOUNT_POINT, refuse_unless, refuse_unless_mounted, refuse_while_running, text_of
+from deploy.node_files import MOUNT_POINT, refuse, refuse_unless, refuse_unless_mounted, refuse_while_running, text_of
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
 from deploy.packages import reach_command
@@ -76,6 +76,12 @@ CLEAN = (
 """Shell after which pip, uv and Python go by their arguments: not by files or variables of the node."""
 
 
+NOT_FETCHED = (
+    "the packages could not be fetched: the reason stands above; if their index is out of reach, [mirrors] in "
+    "cluster.toml takes another one, preset = china one in China"
+)
+
+
 def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> Iterator[str]:
     """Shell that fills the environment: uv by pip, all else by uv; then whether it fits together.
 
@@ -84,7 +90,8 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     """
     python = f"{at.env}/bin/python"
     sources = _sources(wanted, at, complete_wheelhouse)
-    reach = reach_command(wanted.mirrors.pypi or "https://pypi.org", "the packages cannot be fetched")
+    mirror = wanted.mirrors.pypi
+    reach = reach_command(mirror, "the packages cannot be fetched") if mirror else refuse(NOT_FETCHED)
     why = "" if complete_wheelhouse else f" || {{ code=$?; {reach}; exit $code; }}"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]

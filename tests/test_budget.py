@@ -13,7 +13,7 @@ from tests.test_layers import ROOT, SOURCES
 
 ROOMS = {
     ".": (28, 1),
-    "deploy": (1829, 20),
+    "deploy": (1831, 20),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
     "inventory": (1517, 23),

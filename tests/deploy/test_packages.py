@@ -28,7 +28,7 @@ ORIGINALS = {
     "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://ftp.debian.org/debian\nSuites: bookworm\n",
     "etc/apt/sources.list.d/sources.list": "deb http://security.ubuntu.com/ubuntu jammy-security main\n",
     "etc/apt/sources.list.d/debian.list": "deb mirror+file:///etc/apt/mirrors/debian.list bookworm main\n",
-    "etc/apt/mirrors/debian.list": "https://deb.debian.org/debian\n",
+    "etc/apt/mirrors/debian.list": "https://ftp.debian.org/debian\n",
 }
 # A root of links and read-only binds of this machine's programs, with an /etc of its own.
 ROOT = """

@@ -221,6 +221,14 @@ def test_the_trial_import_has_the_environment_of_the_ranks(built: Ground) -> Non
     assert {**json.loads(done.stdout), "LC_CTYPE": ""} == {**AS_DEPLOYED, "LC_CTYPE": ""}
 
 
+def test_without_a_mirror_what_pip_says_is_not_called_the_internet(tmp_path: Path) -> None:
+    wanted = replace(python_env.environment_from(HERE, LOCK), mirrors=Mirrors())
+    first, *_ = python_env.package_commands(wanted, paths(tmp_path), complete_wheelhouse=False)
+    done = subprocess.run(["sh", "-c", first], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert (done.returncode, environment.NO_INTERNET in done.stderr) == (REFUSED, False)
+    assert "[mirrors]" in done.stderr
+
+
 @pytest.mark.parametrize("listens", [True, False])
 def test_the_internet_is_named_only_where_it_is_not_reached(tmp_path: Path, listens: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
