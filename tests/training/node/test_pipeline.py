@@ -33,6 +33,7 @@ EXACT = {
     "lora.rank": "4",
     "optimizer.warmup_steps": "2",
     "optimizer.grad_clip": "0",
+    "optimizer.weight_decay": "5.0",  # of matrices, and not of DoRA's vectors
     "seed": "4",
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

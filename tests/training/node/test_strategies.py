@@ -35,6 +35,8 @@ EXACT = {
     "optimizer.warmup_steps": "2",
     "optimizer.grad_clip": "0.125",
     "optimizer.eps": "1e-5",  # at 1e-8 Adam enlarges rounding where a gradient is nearly nothing
+    "optimizer.weight_decay": "5.0",
+    "lora.modules_to_save": '["norm"]',  # which does not decay
     "seed": "4",
 }
 """5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others.
@@ -71,6 +73,7 @@ FEW = {"global_batch": "2", "micro_batch": "1"}
 """On three ranks one has nothing to do."""
 GROUPS = {1: "on_one", 2: "on_two", 3: "on_three", 4: "on_four"}
 """The fixtures, by their ranks; of four, one has nothing to do."""
+WHOLE = {"tuning": "full", "lora.modules_to_save": "[]"}
 KINDS = {
     "rslora": {"lora.rslora": "true"},
     "dora": {"lora.dora": "true"},
@@ -78,8 +81,8 @@ KINDS = {
     "norm": {"lora.modules_to_save": '["norm"]', "strategy": "zero3"},
     "head": {"lora.modules_to_save": '["lm_head"]', "lora.targets": '["q_proj"]'},
     "tokens": {"lora.trainable_tokens": json.dumps(TOKENS)},
-    "full": {"tuning": "full"},
-    "full under zero3": {"tuning": "full", "strategy": "zero3", "batching": "padded"},
+    "full": WHOLE,
+    "full under zero3": WHOLE | {"strategy": "zero3", "batching": "padded"},
 }
 
 
@@ -194,7 +197,7 @@ def on_two(request, house, on_every_number_of_ranks):
     two = {"strategy": "zero2", "offload.optimizer": "true"}
     cases.append({"name": "offloaded optimizer", "steps": 4, "recipe": two, "state": True})
     for stage in STAGES:
-        full = {"strategy": stage, "tuning": "full"}
+        full = WHOLE | {"strategy": stage}
         cases.append({"name": f"full {stage}", "steps": 2, "recipe": full, "state": True})
     return _group(house, 2, cases + on_every_number_of_ranks)
 
@@ -325,7 +328,7 @@ def test_what_is_gathered_is_the_trained_state_and_none_of_the_base(on_two, stag
     state, facts = on_two[stage]["state"], on_two[stage]["facts"]
     assert sum(tensor.numel() for tensor in state.values()) == 3 * facts["trainable"] < facts["parameters"] / 2
     assert {name.split("/")[0] for name in state} == set(PARTS)
-    assert all(".lora_" in name for name in state)
+    assert all(".lora_" in name or name.endswith("model.norm.weight") for name in state)
 
 
 def test_under_zero3_no_rank_ever_holds_the_whole_base(on_two):
@@ -358,7 +361,7 @@ def test_gradients_are_summed_as_often_as_the_plan_says(house, on_two, stage):
     shape = model_shape(json.loads((house / "tiny" / "config.json").read_text()))
     recipe = load_recipe("tiny", EXACT | {"strategy": stage})
     count, trainable = micro_steps(recipe.global_batch, 2, recipe.micro_batch), on_two[stage]["facts"]["trainable"]
-    assert count == 2 and trainable == shape.facts(recipe).trainable
+    assert count == 2 and trainable == shape.facts(recipe).trainable + shape.hidden, "the plan counts no norm"
     gathered = 0 if stage == "zero0" else 4 * trainable
     sums = 2 * on_two[stage]["summed_a_step"] + gathered
     assert cost_of(recipe).step(shape, recipe, 2, count).received_bytes == pytest.approx(sums / 2, rel=0.01)
@@ -437,7 +440,8 @@ def _by_transformers(house):
             return loss
 
     base = AutoModelForCausalLM.from_pretrained(house / "tiny", dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    lora = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "modules_to_save": ["model.norm"]}
+    model = get_peft_model(base, LoraConfig(**lora))
     init_adapter(model, recipe.seed)
     arguments = TrainingArguments(
         output_dir=str(house / "trainer"),
@@ -447,7 +451,7 @@ def _by_transformers(house):
         learning_rate=recipe.optimizer.lr,
         lr_scheduler_type="constant",
         max_grad_norm=recipe.optimizer.grad_clip,
-        weight_decay=0.0,
+        weight_decay=recipe.optimizer.weight_decay,
         use_cpu=True,
         report_to="none",
         save_strategy="no",

@@ -12,6 +12,7 @@ DeepSpeed's (read in deepspeed 0.19.8), so that a run may be resumed by another 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,10 +89,17 @@ OUTER = "outer_momentum"
 
 
 def adamw(recipe: Recipe, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Over what is trained alone; the learning rate is set before every step."""
+    """Over what is trained alone; the learning rate is set before every step. Vectors do not decay: norms and biases,
+    as in transformers' Trainer, and DoRA's magnitudes."""
     settings = recipe.optimizer
+    groups: list[dict[str, Any]] = [{"params": [*parameters]}]  # none at all where a rank trains nothing
+    if settings.weight_decay and (vectors := [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) < 2]):
+        groups = [
+            {"params": [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
     return torch.optim.AdamW(
-        [{"params": parameters}],  # none at all where a rank trains nothing
+        groups,
         lr=0.0,
         betas=settings.betas,
         eps=settings.eps,
@@ -182,7 +190,8 @@ class WholeOptimizer:
         parts = self.gradient.split([p.numel() for p in self.masters.values()])
         for master, part in zip(self.masters.values(), parts, strict=True):
             master.grad = part.view_as(master).to(master.device)
-        self.adam.param_groups[0]["lr"] = lr
+        for group in self.adam.param_groups:
+            group["lr"] = lr
         self.adam.step()
         self._updates += 1
         self.adam.zero_grad()

@@ -143,6 +143,8 @@ class Zero:
 
     def gather(self) -> TrainableState | None:
         state: TrainableState = {}
+        if self._updates:
+            self._link_moments()
         for name, param in self._trainable.items():
             parts = {"master": safe_get_full_fp32_param(param)}
             for moment in MOMENTS:  # Adam has none before its first update
@@ -200,6 +202,8 @@ class Zero12(Zero):
         return optimizer.single_partition_of_fp32_groups
 
     def _link_moments(self) -> None:
+        # DeepSpeed links once, behind the first group's step, where the second group has no state yet.
+        self.engine.optimizer._hp_optimizer_states_linked = False
         self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _put(self, param: torch.nn.Parameter, full: torch.Tensor, moment: str | None) -> None:
