@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -22,7 +21,7 @@ from training.laptop.status import progress
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
-from training.run.folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, RECIPE, REPORT, STATUS, parse_status
+from training.run.folder import LOCAL_RUNS, METRICS, RECIPE, REPORT, STATUS, parse_status
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
 from training.text.counts import size_text
@@ -31,6 +30,7 @@ from training.text.problems import FAILED
 WATCH_EVERY_S = 5.0
 ROOT = Path(__file__).parents[2]
 MAKING_S = 120.0
+LOG_LINES = 100
 NEXT_STEPS: dict[CauseKind, str] = {
     "asked": "go on: {resume}",
     "reclaimed": "go on when it is gone: {resume}, on the machines that are left; on all of them, and where the "
@@ -203,8 +203,9 @@ def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = Fal
     collect_results(head, run_id, full)
 
 
-def show_log(cluster: Session, run_id: str, rank: int, facts: bool) -> None:
-    """The end of a run's log and how it ended; a rank's own, from its node; or what NCCL said."""
+def show_log(cluster: Session, run_id: str, rank: int, facts: bool, every_line: bool) -> None:
+    """The end of a run's log and how it ended; a rank's own, from its node; or what NCCL said. `every_line`: of all
+    starts, as it was written."""
     head = cluster.head
     if rank >= 0:
         launch = runs.read_launch(head, run_id)
@@ -213,9 +214,9 @@ def show_log(cluster: Session, run_id: str, rank: int, facts: bool) -> None:
     elif facts:
         print(runs.nccl_log(head, run_id) or NO_NCCL)
     else:
-        log = shlex.quote(str(head.runs / run_id / LAUNCHER_LOG))
-        if lines := head.shell(f"tail -n 100 {log} 2>/dev/null; true"):
-            print(lines)
+        log = runs.log(head, run_id)
+        for line in log.splitlines() if every_line else runs.own_lines(log)[-LOG_LINES:]:
+            print(line)
         print(ending(run_id, runs.look(head, run_id)))
 
 

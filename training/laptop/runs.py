@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import launch_here
 from training.laptop.starting import under_way
 from training.run.checkpoint_files import wanted_step
-from training.run.events import EVENTS, Told, parse_rows
+from training.run.events import EVENTS, MARK, Told, parse_rows
 from training.run.folder import (
     CHECKPOINTS,
     LAUNCH,
+    LAUNCH_MARK,
     LAUNCHER_LOG,
     PLAN,
     PROVE,
@@ -65,6 +67,39 @@ def nccl_log(head: Head, run_id: str) -> str:
     there; of a channel how it goes."""
     lines = f"grep -aoE '{NCCL_SAYS}' {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null"
     return head.shell(f"{lines} | sed 's/Channel .* via/Channel via/' | sort | uniq -c | sort -rn; true")
+
+
+LOG_BYTES = 1 << 18
+_LINE = re.compile(r"^(?:[\w.-]+: )?(?:\[(?P<rank>\d+)\] )?(?:\[rank\d+\]: )?(?P<text>.*)$", re.MULTILINE)
+"""Before what was written: its node and rank, and where torch wrote it the rank again; none before ssh's own words."""
+_NOISE = re.compile(rf"\s*$|{MARK}|.*(\[INFO\] \[(launch|runner|multinode_runner)\.py:| NCCL INFO )")
+"""Nothing, events, DeepSpeed's launcher at work, and what NCCL says of itself."""
+_WARNING = re.compile(r": \w*Warning: ")
+
+
+def log(head: Head, run_id: str) -> str:
+    """The last LOG_BYTES of what a run's ranks and their launcher wrote, over all its starts."""
+    return head.shell(f"tail -c {LOG_BYTES} {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
+
+
+def own_lines(text: str) -> list[str]:
+    """What the ranks wrote since the last start, of a log. What several of them wrote alike stands there once, and so
+    does a warning of a library; indented lines go with the line before them."""
+    lines: list[str] = []
+    of_rank: Counter[tuple[str, str]] = Counter()
+    shown: Counter[str] = Counter()
+    fresh: dict[str, bool] = {}
+    for line in _LINE.finditer(text.rpartition(f"{LAUNCH_MARK}\n")[2]):
+        rank, text = line["rank"], line["text"]
+        if _NOISE.match(text):
+            continue
+        if not text.startswith(" "):
+            of_rank[rank, text] += 1
+            fresh[rank] = shown[text] < (1 if _WARNING.search(text) else of_rank[rank, text])
+            shown[text] += fresh[rank]
+        if fresh.get(rank, True):
+            lines.append(line[0])
+    return lines
 
 
 def events(head: Head, run_id: str) -> list[Told]:

@@ -251,18 +251,25 @@ def plan(
         "run": RUN_HELP,
         "follow": "follow until the run ends",
         "rank": "show the log of this rank",
+        "all": "show every line of all starts, the launcher's and NCCL's too",
         "facts": "show what NCCL logged: version, interfaces, transports, warnings (needs NCCL_DEBUG=INFO)",
         "here": HERE_RUNS_HELP,
     },
 )
 def logs(
-    c: Context, run: str = "", follow: bool = False, rank: int = -1, facts: bool = False, here: bool = False
+    c: Context,
+    run: str = "",
+    follow: bool = False,
+    rank: int = -1,
+    facts: bool = False,
+    all: bool = False,
+    here: bool = False,
 ) -> None:
     """Show the log of a run or of one rank; --follow shows progress."""
     with sentences(), open_cluster.open_cluster(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
-        if rank >= 0 or facts or not follow:
-            attach.show_log(cluster, run_id, rank, facts)
+        if rank >= 0 or facts or all or not follow:
+            attach.show_log(cluster, run_id, rank, facts, all)
             return
         with rental.lease_extended(cluster):
             seen = lost_machines.followed(cluster, run_id)

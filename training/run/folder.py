@@ -62,6 +62,8 @@ TRACE, SUMMARY = MERGED = ("trace.json.gz", "summary.txt")
 HANG = "hang"
 CHECKPOINTS = "checkpoints"
 LAUNCHER_LOG = "logs/launcher.log"
+LAUNCH_MARK = "--- launch"
+"""In that log: a line before what each start of the ranks wrote."""
 
 State = Literal["starting", "running", "finished", "failed", "stopped"]
 _KINDS: dict[str, Any] = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,7 @@ from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
 from training.node.prepare import raw_data
 from training.node.supervision.failure import rank_end
+from training.node.supervision.launcher_output import pass_on
 from training.run.events import Ended
 from training.run.folder import PREPARING, Status, begun, new_run_id, status_text
 from training.run.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
@@ -523,7 +526,7 @@ te2: [1] te2:377:400 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection 
 def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
     (run / "logs" / "launcher.log").write_text(NCCL)
     cluster = cluster_of(HereHead(run.parent))
-    attach.show_log(cluster, RUN, -1, facts=True)
+    attach.show_log(cluster, RUN, -1, facts=True, every_line=False)
     counts = {line.strip() for line in capsys.readouterr().out.strip().splitlines()}
     assert counts == {
         "2 NCCL INFO Channel via NET/Socket/0",
@@ -532,5 +535,45 @@ def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
         "1 NCCL WARN socketProgress: Connection closed by remote peer te1<56938>",
     }
     (run / "logs" / "launcher.log").unlink()
-    attach.show_log(cluster, RUN, -1, facts=True)
+    attach.show_log(cluster, RUN, -1, facts=True, every_line=False)
     assert capsys.readouterr().out.strip() == attach.NO_NCCL
+
+
+EARLIER = b"te1: [0] Traceback (most recent call last):\nte1: [0] OSError: earlier\n"
+WROTE = """\
+[2026-11-28 17:33:12,706] [INFO] [multinode_runner.py:95:get_cmd] Running on the following workers: te1,te2
+te2: [2026-11-28 17:33:17,121] [INFO] [launch.py:170:main] dist_world_size=2
+te2: [1] @{"event": "started", "pid": 10661}
+te2: [1] transformers/modeling_utils.py:3303: FutureWarning: `is_gradient_checkpointing` is deprecated
+te2: [1]   warnings.warn(
+te2: [1] transformers/modeling_utils.py:3303: FutureWarning: `is_gradient_checkpointing` is deprecated
+te2: [1]   warnings.warn(
+te1: [0] transformers/modeling_utils.py:3303: FutureWarning: `is_gradient_checkpointing` is deprecated
+te1: [0]   warnings.warn(
+te1: [0] te1:4021:4021 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>
+te1: [0] step 1/2  loss 5.8590
+te1: [0] [rank0]: Traceback (most recent call last):
+te2: [1] [rank1]: Traceback (most recent call last):
+te1: [0] [rank0]:     return forward(
+te1: [0] [rank0]:     ^^^^^^^^^^^^^^^
+te2: [1] [rank1]:     return forward(
+te2: [1] [rank1]:     ^^^^^^^^^^^^^^^
+te1: [0] [rank0]:     return forward(
+te1: [0] [rank0]:     ^^^^^^^^^^^^^^^
+te2: [1] [rank1]: ValueError: only here
+pdsh@te1: te1: ssh exited with exit code 70
+"""
+
+
+def test_a_log_shows_once_what_the_ranks_wrote_since_the_last_start(run: Path, capsys):
+    """The lines of a stack stay together where a rank wrote one of them twice."""
+    for output in (EARLIER, WROTE.encode()):
+        pass_on(io.BytesIO(output), run / "logs" / "launcher.log", queue.Queue(), threading.Event())
+    cluster, lines = cluster_of(HereHead(run.parent)), WROTE.splitlines()
+    attach.show_log(cluster, RUN, -1, facts=False, every_line=False)
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        lines[number] for number in (3, 4, 10, 11, 13, 14, 17, 18, 19, 20)
+    ]
+    attach.show_log(cluster, RUN, -1, facts=False, every_line=True)
+    everything = capsys.readouterr().out
+    assert all(line in everything for line in (*EARLIER.decode().splitlines(), *lines))

@@ -412,7 +412,7 @@ def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch
     assert supervisor.main() == 0
     assert len(asked) == 1 and 100 <= asked[0] < len(taken)
     assert max(taken) == taken[0] == LINE_BYTES and supervisor.events.maxsize == QUEUED
-    assert (supervisor.run_dir / "logs" / "launcher.log").read_bytes()[:3_000_000] == b"x" * 3_000_000
+    assert (supervisor.run_dir / "logs" / "launcher.log").read_bytes().count(b"x" * 3_000_000) == 1
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from training.run.folder import LAUNCH_MARK
+
 LINE_BYTES = 16 * 1024
 """Of a line, what the supervisor looks at; the log has all of it."""
 QUEUED = 2000
@@ -30,6 +32,7 @@ def pass_on(stream: IO[bytes], log_file: Path, lines: queue.Queue[str], ended: t
     log, begins = None, True
     try:
         log = log_file.open("ab", buffering=0)
+        log.write(f"\n{LAUNCH_MARK}\n".encode())
     except OSError as error:
         say(f"{log_file.name}: {error}")
     for piece in iter(lambda: stream.readline(LINE_BYTES), b""):
