@@ -137,20 +137,23 @@ def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
     parse = program.parse_tasks
 
     def parse_tasks() -> None:
-        try:
-            parse()
-        except ParseError as error:
-            raise Exit(not_understood(error, tasks), code=USER_MISTAKE) from None
+        read = [*_read(program.core.unparsed, tasks)]
+        as_json = any(word == "--json" and kind is Word.FLAG for _, word, kind in read)
+        with only_json_on_stdout() if as_json else nullcontext():
+            for task, word, kind in read[-1:]:
+                last = _argument(task, word, tasks) if kind is Word.FLAG else None
+                if last and last.takes_value and not last.optional:  # invoke lets it pass where it may be repeated
+                    raise Exit(f"fab {task} {word} needs a value; fab --help {task}", code=USER_MISTAKE)
+            try:
+                parse()
+            except ParseError as error:
+                raise Exit(not_understood(error, tasks), code=USER_MISTAKE) from None
 
     program.parse_tasks = parse_tasks
     if core := getattr(program, "core", None):  # none where no program runs: in a test
         if help_task := help_wanted(core.unparsed, tasks):
             core[0].args["help"].value, core.unparsed = help_task, []
         core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
-        for task, word, kind in [*_read(core.unparsed, tasks)][-1:]:
-            last = _argument(task, word, tasks) if kind is Word.FLAG else None
-            if last and last.takes_value and not last.optional:  # invoke lets it pass where the flag may be repeated
-                raise Exit(f"fab {task} {word} needs a value; fab --help {task}", code=USER_MISTAKE)
 
 
 def not_understood(error: ParseError, tasks: Collection) -> str:

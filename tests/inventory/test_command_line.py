@@ -231,6 +231,13 @@ def test_with_json_an_error_too_is_one_value_on_stdout(task, tmp_path):
         assert isinstance(value, list)
 
 
+@pytest.mark.parametrize("flag", [["--nodes=x"], ["--colour"], ["--take"], ["more"]], ids=" ".join)
+def test_with_json_a_command_line_that_is_not_understood_is_one_value_on_stdout_too(flag):
+    done = fab("plan", "--model=tiny", "--json", *flag)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["exit_status"]) == (2, 2) and error["message"] in done.stderr
+
+
 def test_with_json_all_but_the_first_value_goes_to_stderr(capfd):
     with pytest.raises(Exit), only_json_on_stdout():
         print("talk")
