@@ -173,16 +173,16 @@ class DiskHeld(RentError):
 
 def when_free(plan: Callable[[], T], wait: bool, cloud: Cloud) -> T:
     """The plan; with `wait` made again until no machine that is being reclaimed has a disk of it."""
-    told = ""
+    reported = ""
     while True:
         try:
             return plan()
         except DiskHeld as error:
             if not wait:
                 raise
-            if str(error) != told:
+            if str(error) != reported:
                 print(f"{error}; waiting", flush=True)
-            told = str(error)
+            reported = str(error)
             time.sleep(cloud.pace.poll_s)
 
 
