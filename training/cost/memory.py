@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from training.cost.shape import ModelFacts, ModelShape
+from training.cost.shape import HEAD, ModelFacts, ModelShape
 from training.recipe.tables import NF4
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     """A chunk of logits; where the head itself learns, or rows of it, its gradient in fp32 and a chunk's part of it
     (the head with its rows in it) too."""
     lora = recipe.lora
-    head = recipe.tuning == "full" or "lm_head" in lora.modules_to_save or lora.trainable_tokens
+    head = recipe.tuning == "full" or lora.saves(HEAD) or lora.trainable_tokens
     gradient = (4 + WIDTH[recipe.dtype]) * shape.embedding_parameters if head else 0
     return min(tokens, recipe.loss_chunk) * shape.vocab * LOGIT + gradient
 

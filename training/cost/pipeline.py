@@ -22,7 +22,7 @@ from training.cost.memory import (
     unpacked_bytes,
 )
 from training.cost.schedule import Split, StageTime, even, first_so_many, step_seconds
-from training.cost.shape import EMBEDDING, HEAD, attention_flops
+from training.cost.shape import EMBEDDING, ENDS, HEAD, attention_flops
 from training.cost.zero import SUMMED, MicroBatch, Timing, Zero0, part_misfit, unpacking_s
 from training.recipe.strategy_rules import micro_steps
 from training.recipe.tables import NF4
@@ -155,7 +155,7 @@ def misfit(recipe: Recipe, layers: int, tied: bool, ranks: int) -> str:
 
 def _trained_at_both_ends(recipe: Recipe) -> str:
     """What first and last stage would have to train together, each its own copy."""
-    whole = any(name.rsplit(".", 1)[-1] in (EMBEDDING, HEAD) for name in recipe.lora.modules_to_save)
+    whole = any(map(recipe.lora.saves, ENDS))
     if key := "modules_to_save" if whole else "trainable_tokens" if recipe.lora.trainable_tokens else "":
         return (
             f"lora.{key}: embedding and head share their weights and lie in two stages, which cannot train them "

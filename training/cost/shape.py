@@ -177,8 +177,8 @@ class Layer:
 def token_ends(lora: Lora, tied: bool) -> list[str]:
     """The ends whose rows of `lora.trainable_tokens` are trained: where the head is not the embedding, a token is read
     by a row of one and said by a row of the other. One that is adapted otherwise has its rows with it."""
-    otherwise = {name.rpartition(".")[2] for name in (*lora.modules_to_save, *lora.named_targets)}
-    return [end for end in ENDS[: 1 if tied else 2] if lora.trainable_tokens and end not in otherwise]
+    alone = [end for end in ENDS[: 1 if tied else 2] if not (lora.saves(end) or lora.adapts(end))]
+    return alone if lora.trainable_tokens else []
 
 
 def _named(path: str, names: Sequence[str]) -> bool:
@@ -278,10 +278,10 @@ class ModelShape:
     def end_trainable(self, lora: Lora, end: str) -> int:
         """Of them in `embed_tokens` or in `lm_head`."""
         rows = len(lora.trainable_tokens) * self.hidden * (end in token_ends(lora, self.tied))
-        thin = (self.hidden + self.vocab) * lora.rank if end in lora.targets else 0
+        thin = (self.hidden + self.vocab) * lora.rank if lora.adapts(end) else 0
         # DoRA has a length of each row of the head, of each column of the embedding
-        lengths = (self.vocab if end == HEAD else self.hidden) if lora.dora and end in lora.targets else 0
-        return rows + thin + lengths + self.embedding_parameters * lora.modules_to_save.count(end)
+        lengths = (self.vocab if end == HEAD else self.hidden) if lora.dora and lora.adapts(end) else 0
+        return rows + thin + lengths + self.embedding_parameters * lora.saves(end)
 
     def to_outline(self) -> dict[str, Any]:
         """As JSON has it."""

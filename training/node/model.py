@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from training.cost.shape import ENDS, ModelFacts, token_ends
+from training.cost.shape import ENDS, HEAD, ModelFacts, token_ends
 from training.cost.zero import built_misfit, unread
 from training.node import architecture
 from training.node.architecture import as_peft_takes_them, in_modules, text_layers
@@ -229,7 +229,7 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
             "trained whole; name them in lora.targets instead, or take base_precision=dtype"
         )
     tied = bool(getattr(base.config, "tie_word_embeddings", False))
-    if tied and lora.trainable_tokens and ("lm_head" in lora.targets or {*ENDS}.intersection(lora.modules_to_save)):
+    if tied and lora.trainable_tokens and (lora.adapts(HEAD) or any(map(lora.saves, ENDS))):
         raise RecipeError(
             f"lora.trainable_tokens: {model_dir.name} shares its embedding with the head; change lm_head or the tokens"
         )

@@ -154,8 +154,8 @@ def _turn_end_known(it: Situation) -> bool:
 def _turn_end_trained(it: Situation) -> bool:
     """Whether its row of the head is: an embedding that is trained whole leaves the head as it was, a tied one too."""
     lora = it.recipe.lora
-    heads = {name.rpartition(".")[2] for name in (*lora.modules_to_save, *lora.named_targets)}
-    return it.recipe.tuning == "full" or it.facts.report["end_of_turn"] in lora.trainable_tokens or HEAD in heads
+    whole = it.recipe.tuning == "full" or lora.saves(HEAD) or lora.adapts(HEAD)
+    return whole or it.facts.report["end_of_turn"] in lora.trainable_tokens
 
 
 def end_of_turn(it: Situation) -> Check:

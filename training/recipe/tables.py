@@ -75,6 +75,14 @@ class Lora(Table):
     def named_targets(self) -> tuple[str, ...]:
         return () if isinstance(self.targets, str) else self.targets
 
+    def saves(self, module: str) -> bool:
+        """Whether `modules_to_save` has this module, by its name or its path."""
+        return any(name.rpartition(".")[2] == module for name in self.modules_to_save)
+
+    def adapts(self, module: str) -> bool:
+        """Whether `targets` has this module, by its name or its path; all-linear names none."""
+        return any(name.rpartition(".")[2] == module for name in self.named_targets)
+
     def rank_of_experts(self, sent_to: int) -> int:
         """Of each expert's pair, where a token is sent to so many of them."""
         return self.experts_rank or max(1, self.rank // sent_to)

@@ -161,6 +161,8 @@ def test_a_base_model_learns_to_end_its_turn_where_the_heads_row_is_trained(neve
 def test_token_rows_beside_a_lora_of_the_head_that_shares_them_are_refused(folder):
     with pytest.raises(RecipeError, match="shares its embedding with the head; change lm_head or the tokens"):
         _loaded(folder, lora__targets='["lm_head"]', lora__trainable_tokens='["<|im_end|>"]')
+    with pytest.raises(RecipeError, match="shares its embedding with the head; change lm_head or the tokens"):
+        _loaded(folder, lora__modules_to_save='["model.embed_tokens"]', lora__trainable_tokens='["<|im_end|>"]')
 
 
 def test_a_type_that_is_never_trained_is_refused_padded_too(folder, monkeypatch):
@@ -241,9 +243,10 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
         {"tuning": "full"},
         {"lora.rank": "4", "lora.dora": "true"},
         {"lora.targets": '["q_proj", "down_proj"]', "lora.modules_to_save": '["lm_head"]'},
+        {"lora.modules_to_save": '["model.embed_tokens"]'},
         {"lora.trainable_tokens": '["<|im_end|>"]'},
     ],
-    ids=["full", "dora", "a whole head", "a token's row"],
+    ids=["full", "dora", "a whole head", "an embedding by its path", "a token's row"],
 )
 def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settings):
     recipe = load_recipe("tiny", settings)
