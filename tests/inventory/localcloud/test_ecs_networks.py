@@ -84,11 +84,8 @@ def test_a_vswitch_lies_in_its_vpc_and_overlaps_no_other(cloud, vpc):
     assert (shown["VSwitchId"], shown["AvailableIpAddressCount"], shown["Status"]) == (made, 252, "Available")
     does = network.create_vswitch
     assert refusal(cloud, does, CidrBlock="192.168.1.128/25", **there) == (400, "InvalidCidrBlock.Overlapped")
-    assert refusal(cloud, does, CidrBlock="10.0.0.0/24", **there) == (400, "InvalidCidrBlock.Malformed")
-    assert refusal(cloud, does, CidrBlock="192.168.2.1/24", **there) == (400, "InvalidCidrBlock.Malformed")
     elsewhere = refusal(cloud, does, VpcId=vpc, ZoneId="cn-hangzhou-z", CidrBlock="192.168.2.0/24")
     assert elsewhere == (404, "InvalidZoneId.NotFound")
-    assert refusal(cloud, network.create_vpc, CidrBlock="8.8.0.0/16") == (400, "InvalidCidrBlock.Malformed")
 
 
 def rules(cloud, group):
@@ -114,25 +111,6 @@ def test_a_rule_is_added_once_and_revoked_by_what_it_says_or_by_its_id(cloud, gr
     call(cloud, network.authorize_security_group, **permission(group))
     named = {"SecurityGroupId": group, "SecurityGroupRuleId__1": rules(cloud, group)[0]["SecurityGroupRuleId"]}
     call(cloud, network.revoke_security_group, **named)
-    assert rules(cloud, group) == []
-
-
-@pytest.mark.parametrize(
-    ("more", "refused"),
-    [
-        ({"IpProtocol": "smoke"}, (400, "InvalidIpProtocol.ValueNotSupported")),
-        ({"PortRange": "22"}, (400, "InvalidIpProtocol.Malformed")),
-        ({"PortRange": "23/22"}, (400, "InvalidIpProtocol.Malformed")),
-        ({"IpProtocol": "icmp"}, (400, "InvalidIpProtocol.Malformed")),
-        ({"SourceCidrIp": "everywhere"}, (400, "InvalidSourceCidrIp.Malformed")),
-        ({"SourceCidrIp": ""}, (400, "MissingParameter.Source")),
-        ({"SourceGroupId": "sg-none"}, (404, "InvalidSourceGroupId.NotFound")),
-        ({"Policy": "maybe"}, (400, "InvalidPolicy.Malformed")),
-        ({"Priority": "101"}, (400, "InvalidPriority.Malformed")),
-    ],
-)
-def test_a_rule_that_makes_no_sense_is_refused(cloud, group, more, refused):
-    assert refusal(cloud, network.authorize_security_group, **permission(group, **more)) == refused
     assert rules(cloud, group) == []
 
 
