@@ -109,7 +109,7 @@ def release_time(cloud: EmulatedCloud, text: str) -> float:
     """When a machine is to be released; 0 for never. Seconds count down to the minute. Raises ApiError."""
     if not text:
         return 0
-    at = actions.parsed(text, "AutoReleaseTime") // 60 * 60
+    at = actions.parsed(text) // 60 * 60
     # The minute a request takes is not held against a caller who asks for exactly the earliest time.
     if not cloud.now() + EARLIEST_RELEASE_S <= at <= cloud.now() + LATEST_RELEASE_S:
         message = "The specified parameter AutoReleaseTime is not valid."
