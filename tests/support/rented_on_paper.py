@@ -36,9 +36,6 @@ class PaperCloud:
         world.security_groups["sg-1"] = EmulatedSecurityGroup(
             security_group_id="sg-1", name="g", vpc_id="vpc-1", created=1
         )
-        world.security_groups["sg-2"] = EmulatedSecurityGroup(
-            security_group_id="sg-2", name="h", vpc_id="vpc-2", created=1
-        )
         world.key_pairs["key"] = EmulatedKeyPair(name="key", public_key="ssh-ed25519 AAAA", fingerprint="f", created=1)
         self.cloud.save()
 

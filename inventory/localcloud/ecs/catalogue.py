@@ -97,12 +97,8 @@ def disk_categories(type_name: str) -> tuple[str, ...]:
 
 
 def disk_kind(category: str, performance_level: str = "") -> DiskKind:
-    """The level counts for cloud_essd alone. Raises the API's InvalidPerformanceLevel.Malformed."""
-    kind = _DISKS.get(f"{category} {performance_level or USUAL_LEVEL}" if category == "cloud_essd" else category)
-    if kind is None:
-        message = "The specified parameter PerformanceLevel is not valid."
-        raise ApiError(400, "InvalidPerformanceLevel.Malformed", message)
-    return kind
+    """The level counts for cloud_essd alone."""
+    return _DISKS[f"{category} {performance_level or USUAL_LEVEL}" if category == "cloud_essd" else category]
 
 
 def in_stock(type_name: str, stocked: list[str]) -> bool:
@@ -139,13 +135,6 @@ def _chance(*of: object) -> float:
 
 
 MADE = 1767225600
-
-
-def bootable(image_id: str) -> str:
-    """The image for a machine. Raises ApiError."""
-    if image_id != IMAGE_ID:
-        raise ApiError(404, "InvalidImageId.NotFound", "The specified ImageId does not exist.")
-    return image_id
 
 
 @action("DescribeImages")

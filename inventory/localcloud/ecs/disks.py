@@ -7,7 +7,6 @@ from typing import Any
 from inventory.localcloud.ecs import actions, catalogue, lifecycle, listing, volumes
 from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedSnapshot
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, existing, new_id
-from inventory.localcloud.ecs.instances import MOST_DATA_DISKS
 from inventory.localcloud.ecs.volumes import ESSD_FAMILY, enter_disk, single_volume
 
 
@@ -88,9 +87,6 @@ def attach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     if disk.zone_id != instance.zone_id:
         message = "The specified disk and instance are not in the same zone."
         raise ApiError(403, "ResourcesNotInSameZone", message)
-    if len(cloud.disks_of(instance.instance_id, "data")) >= MOST_DATA_DISKS:
-        message = "The amount of the disk on instance in question reach its limits."
-        raise ApiError(403, "InstanceDiskLimitExceeded", message)
     disk.delete_with_instance = p.flag("DeleteWithInstance")
     volumes.attach(cloud, disk, instance)
     return {}
@@ -120,19 +116,16 @@ AVAILABLE_AFTER_S = 1.0
 ACCOMPLISHED_AFTER_S = 5.0
 UPLOAD_S_A_GIB = 5.0
 """As if 200 MB/s went to the object storage."""
-MOST_A_DISK = 256
 
 
 @action("CreateSnapshot")
 def create_snapshot(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Of a disk that is or was attached; one at a time. What is written after the answer is not in it."""
-    disk, name = disk_of(cloud, p), p.text("SnapshotName")
-    _check(cloud, disk, name)
-    tags = listing.checked_tags(p)
-    now = cloud.now()
+    disk, now = disk_of(cloud, p), cloud.now()
+    _check(cloud, disk)
     snapshot = EmulatedSnapshot(
         snapshot_id=new_id("s-"),
-        name=name,
+        name=p.text("SnapshotName"),
         disk_id=disk.disk_id,
         disk_kind=disk.kind,
         disk_gib=disk.size_gib,
@@ -142,7 +135,7 @@ def create_snapshot(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         written_bytes=0,
         available_at=now + AVAILABLE_AFTER_S,
         accomplished_at=now,
-        tags=tags,
+        tags=listing.checked_tags(p),
     )
     of = cloud.account.instances.get(disk.instance_id)
     snapshot.written_bytes = cloud.machines.take_snapshot(disk, snapshot, of.machine if of else "")
@@ -151,7 +144,7 @@ def create_snapshot(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     return {"SnapshotId": snapshot.snapshot_id}
 
 
-def _check(cloud: EmulatedCloud, disk: EmulatedDisk, name: str) -> None:
+def _check(cloud: EmulatedCloud, disk: EmulatedDisk) -> None:
     need_status(cloud, disk, "In_use", "Available")
     if not disk.was_attached:
         message = "The specified disk has never been attached to any instance."
@@ -159,10 +152,6 @@ def _check(cloud: EmulatedCloud, disk: EmulatedDisk, name: str) -> None:
     if is_being_copied(cloud, disk.disk_id):
         message = "A previous snapshot creation is in process."
         raise ApiError(403, "IncorrectDiskStatus.CreatingSnapshot", message)
-    if name.startswith(("auto", "http://", "https://")) or not (name == "" or 2 <= len(name) <= 128):
-        raise ApiError(400, "InvalidSnapshotName.Malformed", "The specified SnapshotName is wrongly formed.")
-    if sum(each.disk_id == disk.disk_id for each in cloud.account.snapshots.values()) >= MOST_A_DISK:
-        raise ApiError(403, "QuotaExceed.Snapshot", "The snapshot quota exceeds.")
 
 
 def status(cloud: EmulatedCloud, snapshot: EmulatedSnapshot) -> str:

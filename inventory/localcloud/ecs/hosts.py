@@ -224,8 +224,6 @@ class Hosts:
         return disk.rows(host.attached_disks(self.places, name))
 
     def take_snapshot(self, disk_: EmulatedDisk, snapshot: EmulatedSnapshot, machine: str) -> int:
-        if disk_.kind == "system":
-            return 0  # nothing can be made from it here
         target = self.places.snapshot_image(snapshot.snapshot_id)
         image = self.places.disk_image(disk_.disk_id)
         loop = disk.device_of(image) or ""

@@ -12,7 +12,6 @@ from inventory.localcloud.ecs.power import detached, later
 
 USUAL_CATEGORY = "cloud_efficiency"
 ESSD_FAMILY = (*catalogue.ESSD, "cloud_essd_entry")
-MOST_SYSTEM_GIB = 2048
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Volume:
 
 def ordered_volume(cloud: EmulatedCloud, each: Parameters, sold: tuple[str, ...]) -> Volume:
     """A data disk of RunInstances: with a snapshot as large as its disk, whatever size is asked."""
-    volume = _data_volume(cloud, each, each.text("Category", USUAL_CATEGORY), "DataDisk", 400)
+    volume = _data_volume(cloud, each, each.text("Category", USUAL_CATEGORY), 400)
     if volume.category not in sold:
         message = "The specified disk category is not support the specified instance type."
         raise ApiError(403, "InvalidDiskCategory.NotSupported", message)
@@ -49,54 +48,40 @@ def ordered_volume(cloud: EmulatedCloud, each: Parameters, sold: tuple[str, ...]
 
 def single_volume(cloud: EmulatedCloud, p: Parameters) -> Volume:
     """The disk of CreateDisk: with a snapshot at least as large as its disk. Raises ApiError."""
-    volume = _data_volume(cloud, p, p.text("DiskCategory", USUAL_CATEGORY), "Disk", 404)
+    volume = _data_volume(cloud, p, p.text("DiskCategory", USUAL_CATEGORY), 404)
     if not volume.is_sold:
         raise ApiError(400, "InvalidDiskSize.NotSupported", "The specified parameter size is not valid.")
     return replace(volume, delete_with_instance=False)
 
 
-def system_volume(p: Parameters, sold: tuple[str, ...], image_gib: int) -> Volume:
+def system_volume(p: Parameters, sold: tuple[str, ...]) -> Volume:
     """The system disk of RunInstances. Raises ApiError."""
     disk = p.below("SystemDisk")
-    size = disk.number("Size", max(40, image_gib))
-    volume = _volume(disk, disk.text("Category", USUAL_CATEGORY), size, "SystemDisk")
+    volume = _volume(disk, disk.text("Category", USUAL_CATEGORY), disk.number("Size", 40))
     if volume.category not in sold:
         message = "The specified instance type does not support the specified disk category."
         raise ApiError(400, "InvalidInstanceType.NotSupportDiskCategory", message)
-    if size < image_gib:
-        message = "The specified parameter SystemDisk.Size is less than the image size."
-        raise ApiError(404, "InvalidSystemDiskSize.LessThanImageSize", message)
-    if size > MOST_SYSTEM_GIB or not volume.is_sold:
+    if not volume.is_sold:
         raise ApiError(400, "InvalidSystemDiskSize.ValueNotSupported", "SystemDisk.Size is beyond the permitted range.")
     return volume
 
 
-def _volume(p: Parameters, category: str, size_gib: int, of: str) -> Volume:
-    """`of`: what the API's codes call the disk."""
-    if category not in catalogue.CATEGORIES:
-        raise ApiError(400, f"Invalid{of}Category.ValueNotSupported", "The specified disk category is not valid.")
+def _volume(p: Parameters, category: str, size_gib: int) -> Volume:
     level = p.text("PerformanceLevel", catalogue.USUAL_LEVEL) if category == "cloud_essd" else ""
-    catalogue.disk_kind(category, level)
     return Volume(size_gib, category, level, p.text("DiskName"), p.flag("DeleteWithInstance", True))
 
 
-def _data_volume(cloud: EmulatedCloud, p: Parameters, category: str, of: str, status: int) -> Volume:
-    volume = _volume(p, category, p.number("Size"), of)
+def _data_volume(cloud: EmulatedCloud, p: Parameters, category: str, status: int) -> Volume:
+    volume = _volume(p, category, p.number("Size"))
     if not p.text("SnapshotId"):
         return volume
     snapshot = _usable_snapshot(cloud, p.text("SnapshotId"), category, status)
-    if 0 < volume.size_gib < snapshot.disk_gib:
-        message = "Specified disk size is less than the size of snapshot."
-        raise ApiError(403, "InvalidDiskSize.TooSmall", message)
     return replace(volume, size_gib=volume.size_gib or snapshot.disk_gib, snapshot=snapshot)
 
 
 def _usable_snapshot(cloud: EmulatedCloud, snapshot_id: str, category: str, status: int) -> EmulatedSnapshot:
     """The snapshot for a data disk of a category. Raises ApiError; `status` is the one for an unknown snapshot."""
     snapshot = existing(cloud.account.snapshots, snapshot_id, "SnapshotId", status)
-    if snapshot.disk_kind == "system":
-        message = "The specified snapshot is system disk snapshot."
-        raise ApiError(403, "InvalidSnapshotId.NotDataDiskSnapshot", message)
     ready_at = snapshot.available_at if category in ESSD_FAMILY else snapshot.accomplished_at
     if snapshot.failed or cloud.now() < ready_at:
         raise ApiError(403, "InvalidSnapshotId.NotReady", "The specified snapshot has not completed yet.")
