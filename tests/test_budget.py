@@ -20,7 +20,7 @@ ROOMS = {
     "inventory/aliyun_ecs": (1020, 12),
     "inventory/cloud": (274, 6),
     "inventory/localcloud": (1068, 13),
-    "inventory/localcloud/ecs": (2029, 16),
+    "inventory/localcloud/ecs": (1835, 16),
     "inventory/renting": (2575, 20),
     "snapshots": (964, 9),
     "snapshots/on_node": (115, 3),
@@ -42,7 +42,7 @@ ROOMS = {
     "training/node/strategies": (911, 11),
     "training/node/supervision": (768, 7),
     "training/plan": (1305, 12),
-    "training/recipe": (465, 6),
+    "training/recipe": (469, 6),
     "training/run": (881, 11),
     "training/text": (342, 7),
 }

@@ -99,6 +99,8 @@ def _spot(cloud: EmulatedCloud, p: Parameters, zone_id: str) -> tuple[str, float
     strategy, limit = p.text("SpotStrategy", "NoSpot"), p.decimal("SpotPriceLimit")
     if strategy != "SpotWithPriceLimit":
         return strategy, 0
+    if round(limit, 3) != limit:
+        raise ApiError(400, "InvalidSpotPriceLimit", "The specified SpotPriceLimit is not valid.")
     if limit < spot_price_now(cloud, p.text("InstanceType"), zone_id):
         message = 'The specified parameter "spotPriceLimit" can\'t be lower than current public price.'
         raise ApiError(400, "InvalidSpotPriceLimit.LowerThanPublicPrice", message)

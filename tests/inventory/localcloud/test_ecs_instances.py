@@ -89,6 +89,7 @@ def test_the_answer_comes_before_the_machine_runs(tmp_path, monkeypatch):
             {"SpotStrategy": "SpotWithPriceLimit", "SpotPriceLimit": "0.001"},
             (400, "InvalidSpotPriceLimit.LowerThanPublicPrice"),
         ),
+        ({"SpotStrategy": "SpotWithPriceLimit", "SpotPriceLimit": "9.0001"}, (400, "InvalidSpotPriceLimit")),
         ({"Tag.1.Key": "x", "Tag.1.Value": "https://x"}, (400, "InvalidTagValue.Malformed")),
         ({"AutoReleaseTime": stamp(minutes=10)}, (400, "InvalidAutoReleaseTime.Malformed")),
         ({"AutoReleaseTime": stamp(minutes=29, seconds=50)}, (400, "InvalidAutoReleaseTime.Malformed")),

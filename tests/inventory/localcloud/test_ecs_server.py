@@ -105,6 +105,7 @@ def test_a_wrongly_signed_call_uses_up_no_nonce(api):
 def test_an_unsigned_request_gets_nothing(api):
     status, _, text = http(api, "GET", {"Action": "DescribeInstanceTypes", "Version": "2014-05-26"})
     assert (status, json.loads(text)["Code"]) == (400, "IncompleteSignature")
+    assert "ACS3-HMAC-SHA256" in json.loads(text)["Message"], "what an older client must sign with"
 
 
 def test_a_long_script_fits_into_the_url(api):
