@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 from training.cost.shape import ModelFacts, ModelShape
+from training.recipe.recipe import Recipe
 from training.recipe.tables import NF4
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
 
 GIB = 2**30
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}

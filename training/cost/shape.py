@@ -19,14 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.cost.cards import peak_flops
+from training.recipe.recipe import Recipe
+from training.recipe.tables import Lora
 from training.text.problems import UNUSABLE, TrainingError
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
-    from training.recipe.tables import Lora
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from training.cost.cards import Rates
 from training.cost.memory import GRADIENT, MOST_UNPACKED, WIDTH, Memory, Shares, packed_weights, rank_memory
-from training.cost.shape import flops_per_token
+from training.cost.schedule import Split
+from training.cost.shape import ModelShape, flops_per_token
 from training.recipe.model_types import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
+from training.recipe.recipe import Recipe
 from training.recipe.strategy_rules import micro_steps
-from training.recipe.tables import NF4
-
-if TYPE_CHECKING:
-    from training.cost.cards import Rates
-    from training.cost.schedule import Split
-    from training.cost.shape import ModelShape
-    from training.recipe.recipe import Recipe
-    from training.recipe.tables import Lora
-
+from training.recipe.tables import NF4, Lora
 
 UNPACKED = 4.7
 """Bytes that a weight of four bits moves in the card's memory each time it is unpacked: read, written, read again."""
