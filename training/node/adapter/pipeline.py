@@ -229,7 +229,7 @@ def run(run_dir: Path) -> None:
     if head:
         print(f"loaded in {time.monotonic() - began:.0f} s: {[size_text(n) for n in loaded]}", flush=True)
     answered = []
-    for answer in answers(stage, request["questions"], Sampling(**request["sampling"])):
+    for answer in answers(stage.names, stage.answer, request["questions"], Sampling(**request["sampling"])):
         answered.append(answer)
         if head:
             print(f"answered {len(answered)} of {len(request['questions'])}", flush=True)
