@@ -64,7 +64,10 @@ class ChatTemplate:
 
         self._jinja = chat_template_utils
         self.tokenizer, self.args = tokenizer, dict(args or {})
-        self._stop_the_clock()
+        templates, now = tokenizer.chat_template, datetime.now()
+        for source in templates.values() if isinstance(templates, dict) else [templates]:
+            with _rendering():  # a time of day is the same in all renderings, which are held against each other
+                self._jinja._compile_jinja_template(source).globals["strftime_now"] = now.strftime
         self.special, self._marks = special_tokens(tokenizer), dict[bool, bool]()
         self._refuse_unread()
         self.facts = self._tried_out()
@@ -136,8 +139,10 @@ class ChatTemplate:
         shown = min(_shared(prompt, other) for other in (text, *pair))
         asks = _shared(prompt, self.text(turns[:-1], tools))
         if "</think>" in prompt[max(shown, asks) :] and _thinks(turns[-1]):
+            args = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.args.items())
+            under = f" (under template_args {args})" if args else ""
             raise BadRecord(
-                f"turn {len(turns)} has thoughts, but the model's chat template asks for an answer without any"
+                f"turn {len(turns)} has thoughts, but the model's chat template asks for an answer without any{under}"
             )
         if shown >= asks:
             return shown
@@ -157,13 +162,6 @@ class ChatTemplate:
         if self.facts.arguments_as_text:
             turns = [_with_arguments_as_text(turn) for turn in turns]
         return [{**turn, "reasoning": turn[THOUGHT]} if THOUGHT in turn else turn for turn in turns]
-
-    def _stop_the_clock(self) -> None:
-        """A time of day in a template is the same in all renderings, which are held against each other."""
-        templates, now = self.tokenizer.chat_template, datetime.now()
-        for source in templates.values() if isinstance(templates, dict) else [templates]:
-            with _rendering():
-                self._jinja._compile_jinja_template(source).globals["strftime_now"] = now.strftime
 
     def _refuse_unread(self) -> None:
         """An argument that no template asks for would change nothing, and nobody would know."""
