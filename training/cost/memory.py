@@ -128,7 +128,7 @@ def weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 def layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Its largest layer."""
     packed = shape.largest.packable if recipe.base_precision == NF4 else 0
-    return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.layer_parameters - packed)
+    return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.largest.parameters - packed)
 
 
 def unpacked_bytes(shape: ModelShape, recipe: Recipe) -> float:

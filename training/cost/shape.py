@@ -167,11 +167,9 @@ class Layer:
         thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
         lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
         whole = [sides for path, sides in self.linears.items() if _named(path, lora.modules_to_save)]
-        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole) + self._thin_of_experts(lora)
-
-    def _thin_of_experts(self, lora: Lora) -> int:
         sides = sum(many * (inputs + outputs) for many, inputs, outputs in self.routed.values())
-        return sides * lora.rank_of_experts(self.sent_to) if lora.experts and sides else 0
+        of_experts = sides * lora.rank_of_experts(self.sent_to) if lora.experts and sides else 0
+        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole) + of_experts
 
 
 def token_ends(lora: Lora, tied: bool) -> list[str]:
@@ -220,11 +218,6 @@ class ModelShape:
     def largest(self) -> Layer:
         """The layer with most parameters: what must have room wherever one does."""
         return max((layer for layer, _ in self.each), key=lambda layer: layer.parameters)
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of the largest layer."""
-        return self.largest.parameters
 
     @property
     def embedding_parameters(self) -> int:

@@ -28,11 +28,6 @@ class Part:
     what: str
     word: str
 
-    @property
-    def is_marked(self) -> bool:
-        """Whether `marked` puts a mark before what it stands for."""
-        return self.turn > 0 and self.what != ARGUMENTS
-
 
 def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Turn], list[Any], list[Part]]:
     """A conversation and tools of the same shape, and its words."""

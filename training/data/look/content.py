@@ -96,7 +96,7 @@ def with_model(
         lengths=watch.lengths(recipe.max_length),
         train=train,
         validation=reports.get("validation"),
-        repeats=watch.repeats(),
+        repeats=watch.seen.repeats(),
         samples=watch.samples(tokenizer),
     )
 
