@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 from training.cost.shape import HEAD, ModelFacts, ModelShape
+from training.recipe.recipe import Recipe
 from training.recipe.tables import NF4
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
 
 GIB = 2**30
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -131,7 +128,7 @@ def weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 def layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Its largest layer."""
     packed = shape.largest.packable if recipe.base_precision == NF4 else 0
-    return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.layer_parameters - packed)
+    return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.largest.parameters - packed)
 
 
 def unpacked_bytes(shape: ModelShape, recipe: Recipe) -> float:

@@ -6,8 +6,8 @@ How the layers are shared out says training/cost/schedule.py, how long a step ta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from training.cost.cards import Rates
 from training.cost.memory import (
     WIDTH,
     LayerActivations,
@@ -22,16 +22,11 @@ from training.cost.memory import (
     unpacked_bytes,
 )
 from training.cost.schedule import Split, StageTime, even, first_so_many, step_seconds
-from training.cost.shape import EMBEDDING, ENDS, HEAD, attention_flops
+from training.cost.shape import EMBEDDING, ENDS, HEAD, ModelShape, attention_flops
 from training.cost.zero import SUMMED, MicroBatch, Timing, Zero0, part_misfit, unpacking_s
+from training.recipe.recipe import Recipe
 from training.recipe.strategy_rules import micro_steps
 from training.recipe.tables import NF4
-
-if TYPE_CHECKING:
-    from training.cost.cards import Rates
-    from training.cost.shape import ModelShape
-    from training.recipe.recipe import Recipe
-
 
 SPLITTABLE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose layers alone stand between embedding and head: the engine knows no others."""

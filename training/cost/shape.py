@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 from training.cost.cards import peak_flops
-from training.text.problems import UNUSABLE, TrainingError
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
-    from training.recipe.tables import Lora
+from training.recipe.recipe import Recipe
+from training.recipe.tables import Lora
+from training.text.problems import UNUSABLE, TrainingError, first_problem
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ ADDED = SHIPPED.with_name("outlines-added.json")
 """Of recipes that `fab models.add` wrote, apart from those that are shipped."""
 EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
 """The modules before the first layer and after the last one."""
-NUMBERS = ("parameters", "active", "packed", "intermediate", "attention", "window", "sent_to")
-"""Of a layer."""
+Number = Annotated[int, Field(ge=0, lt=1 << 63, strict=True)]
+ModulePath = Annotated[str, Field(pattern=r"^[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*$")]
 
 
 class PlanError(TrainingError, ValueError):
@@ -111,23 +111,23 @@ class PlanError(TrainingError, ValueError):
 class Layer:
     """One decoder layer."""
 
-    parameters: int
-    active: int
+    parameters: Number
+    active: Number
     """Weights that a token is multiplied with: all in matrices, of a mixture's experts those that a token is sent
     to."""
-    packed: int
+    packed: Number
     """Weights of its linear modules."""
-    linears: Mapping[str, tuple[int, int]]
+    linears: Mapping[ModulePath, tuple[Number, Number]]
     """What LoRA adapts of it unless a recipe names modules, by path within the layer: (inputs, outputs)."""
-    intermediate: int
+    intermediate: Number
     """Width within its feed-forward part, of the experts that a token is sent to together."""
-    attention: int = 0
+    attention: Number = 0
     """Heads times the mean width of keys and values; 0 where it mixes tokens otherwise."""
-    window: int = 0
+    window: Number = 0
     """Tokens that one sees; 0 where it sees all before it."""
-    routed: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    routed: Mapping[ModulePath, tuple[Number, Number, Number]] = field(default_factory=dict)
     """Projections of its experts, by path within the layer: (experts, inputs, outputs), in either order of the two."""
-    sent_to: int = 0
+    sent_to: Number = 0
     """Experts that a token is sent to."""
 
     @cached_property
@@ -167,11 +167,9 @@ class Layer:
         thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
         lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
         whole = [sides for path, sides in self.linears.items() if _named(path, lora.modules_to_save)]
-        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole) + self._thin_of_experts(lora)
-
-    def _thin_of_experts(self, lora: Lora) -> int:
         sides = sum(many * (inputs + outputs) for many, inputs, outputs in self.routed.values())
-        return sides * lora.rank_of_experts(self.sent_to) if lora.experts and sides else 0
+        of_experts = sides * lora.rank_of_experts(self.sent_to) if lora.experts and sides else 0
+        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole) + of_experts
 
 
 def token_ends(lora: Lora, tied: bool) -> list[str]:
@@ -191,17 +189,21 @@ def _named(path: str, names: Sequence[str]) -> bool:
 class ModelShape:
     """A decoder with an embedding before its layers and a head behind them."""
 
-    kind: str
+    kind: Annotated[str, Field(pattern="^[ -~]*$")]
     """Its model_type."""
-    hidden: int
-    vocab: int
-    tied: bool
+    hidden: Number
+    vocab: Number
+    tied: StrictBool
     """Whether the head uses the embedding's own weights."""
     kinds: tuple[Layer, ...]
-    order: tuple[int, ...]
+    order: Annotated[tuple[Number, ...], Field(min_length=1)]
     """Of each layer, first to last, which of `kinds` it is."""
-    rest: int
+    rest: Number
     """Parameters outside layers, embedding and head: the last norm, and what is loaded with it and never trained."""
+
+    def __post_init__(self) -> None:
+        if any(kind >= len(self.kinds) for kind in self.order):
+            raise ValueError("its layers are of no kind")
 
     @property
     def layers(self) -> int:
@@ -216,11 +218,6 @@ class ModelShape:
     def largest(self) -> Layer:
         """The layer with most parameters: what must have room wherever one does."""
         return max((layer for layer, _ in self.each), key=lambda layer: layer.parameters)
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of the largest layer."""
-        return self.largest.parameters
 
     @property
     def embedding_parameters(self) -> int:
@@ -288,40 +285,16 @@ class ModelShape:
         return asdict(self)
 
 
+OUTLINE = TypeAdapter(ModelShape)
+
+
 def read_outline(outline: Mapping[str, Any]) -> ModelShape:
-    """What `to_outline` gave. PlanError where it is something else."""
+    """What `to_outline` gave, also on another machine. PlanError where it is something else."""
     try:
-        kinds = [
-            Layer(
-                **{
-                    **one,
-                    "linears": {path: (int(i), int(o)) for path, (i, o) in one["linears"].items()},
-                    "routed": {path: (int(n), int(i), int(o)) for path, (n, i, o) in one["routed"].items()},
-                }
-            )
-            for one in outline["kinds"]
-        ]
-        shape = ModelShape(**{**outline, "kinds": tuple(kinds), "order": tuple(outline["order"])})
-        _refuse_impossible(shape)
-        return shape
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"the outline of a model cannot be read: {error}; it is made again with the model") from error
-
-
-def _refuse_impossible(shape: ModelShape) -> None:
-    """ValueError where it is none of a model: what another machine counted is read too."""
-    sides = [n for layer in shape.kinds for each in (layer.linears, layer.routed) for s in each.values() for n in s]
-    of_layers = [getattr(layer, name) for layer in shape.kinds for name in NUMBERS]
-    numbers = [shape.hidden, shape.vocab, shape.rest, *shape.order, *of_layers, *sides]
-    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
-        raise ValueError("a number in it is none")
-    paths = [path for layer in shape.kinds for each in (layer.linears, layer.routed) for path in each]
-    if not all(re.fullmatch(r"\w+(\.\w+)*", path, re.ASCII) for path in paths):
-        raise ValueError("the name of a layer in it is none")
-    if not shape.order or max(shape.order) >= len(shape.kinds):
-        raise ValueError("its layers are of no kind")
-    if not (isinstance(shape.kind, str) and shape.kind.isprintable() and isinstance(shape.tied, bool)):
-        raise ValueError("its kind is none")
+        return OUTLINE.validate_python(outline)
+    except ValidationError as error:
+        reason = f"{first_problem(error)}; it is made again with the model"
+        raise PlanError(f"the outline of a model cannot be read: {reason}") from error
 
 
 def known_shape(base_model: str) -> ModelShape | None:

@@ -7,16 +7,9 @@ together. What it asks of a recipe's other keys is in training/recipe/strategy_r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from training.cost.pipeline import PipelineCost
-from training.cost.zero import BUCKET, Zero0, Zero1, Zero2, Zero3Cost, bucket_elements
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
-
-
-__all__ = ["BUCKET", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
+from training.cost.zero import Zero0, Zero1, Zero2, Zero3Cost
+from training.recipe.recipe import Recipe
 
 ZERO3 = Zero3Cost()
 STRATEGIES: dict[str, Zero0] = {

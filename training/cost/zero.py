@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from training.cost.cards import Rates
 from training.cost.memory import GRADIENT, MOST_UNPACKED, WIDTH, Memory, Shares, packed_weights, rank_memory
-from training.cost.shape import flops_per_token
+from training.cost.schedule import Split
+from training.cost.shape import ModelShape, flops_per_token
 from training.recipe.model_types import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
+from training.recipe.recipe import Recipe
 from training.recipe.strategy_rules import micro_steps
-from training.recipe.tables import NF4
-
-if TYPE_CHECKING:
-    from training.cost.cards import Rates
-    from training.cost.schedule import Split
-    from training.cost.shape import ModelShape
-    from training.recipe.recipe import Recipe
-    from training.recipe.tables import Lora
-
+from training.recipe.tables import NF4, Lora
 
 UNPACKED = 4.7
 """Bytes that a weight of four bits moves in the card's memory each time it is unpacked: read, written, read again."""
@@ -223,13 +217,11 @@ class Zero1(Zero0):
     def shares(self, ranks: int) -> Shares:
         return Shares(optimizer=ranks)
 
-    def summed_times(self, micro_steps: int) -> int:
-        """How often gradients are summed over all ranks in an optimizer step."""
-        return 1
-
     def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
-        """Gradients are summed at every rank; each updates its part of the weights, which are then gathered."""
-        summed = 2 * GRADIENT * self.summed_times(micro_steps)
+        """Gradients are summed at every rank; each updates its part of the weights, which are then gathered. In stage 2
+        DeepSpeed 0.19.8 sums them after every micro-batch, whole ones at every rank (stage_1_and_2.py,
+        `allreduce_and_scatter`): a rank keeps no more than its part of them in between."""
+        summed = 2 * GRADIENT * (micro_steps if self.STAGE == 2 else 1)
         return Wire((ranks - 1) / ranks * (summed + WIDTH[recipe.dtype]) * shape.facts(recipe).trainable, unhidden=1.0)
 
 
@@ -243,11 +235,6 @@ class Zero2(Zero1):
 
     def shares(self, ranks: int) -> Shares:
         return Shares(gradients=ranks, optimizer=ranks)
-
-    def summed_times(self, micro_steps: int) -> int:
-        """DeepSpeed 0.19.8 sums them after every micro-batch, whole ones at every rank (stage_1_and_2.py,
-        `allreduce_and_scatter`): a rank keeps no more than its part of them in between."""
-        return micro_steps
 
 
 # zero3: every weight is divided too, and gathered in every micro-batch.
@@ -293,5 +280,5 @@ class Zero3Cost(Zero0):
         to it within 7 %."""
         if shape.parameters <= self.WHOLE:
             return shape.parameters
-        together = max(shape.embedding_parameters, 2 * shape.layer_parameters) + shape.layer_parameters + self.PREFETCH
-        return min(together, shape.parameters)
+        layer = shape.largest.parameters
+        return min(max(shape.embedding_parameters, 2 * layer) + layer + self.PREFETCH, shape.parameters)

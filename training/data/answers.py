@@ -3,9 +3,8 @@ against the template's habits with conversations of its shape."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -38,27 +37,6 @@ class Answers:
     def of(self, record: Record) -> list[Rendered]:
         """The texts to learn from: one, or one more for each answer that is rendered differently once others follow
         (Qwen3 then drops its thoughts). BadRecord names what the template drops."""
-        with self._as_bad_record():
-            return self._of(record)
-
-    def prompt(self, record: Record) -> str:
-        """What asks for an answer to the record's turns. BadRecord names what the template drops."""
-        with self._as_bad_record():
-            text = self.chat.text(self.chat.taken(record.turns), record.tools, prompt=True)
-            _refuse_dropped(_words(record, told(record)), text)
-            return text
-
-    @contextmanager
-    def _as_bad_record(self) -> Iterator[None]:
-        try:
-            yield
-        except BadRecord as error:
-            if not self.chat.args:
-                raise
-            args = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.chat.args.items())
-            raise BadRecord(f"{error} (under template_args {args})") from error
-
-    def _of(self, record: Record) -> list[Rendered]:
         turns = self.chat.taken(record.turns)
         if self.everything:
             if record.weighed:
@@ -79,6 +57,12 @@ class Answers:
             _refuse_dropped(_words(record, [place]), text[start:end])
         _refuse_dropped(_words(record, told(record)), whole)
         return _joined(whole, answers)
+
+    def prompt(self, record: Record) -> str:
+        """What asks for an answer to the record's turns. BadRecord names what the template drops."""
+        text = self.chat.text(self.chat.taken(record.turns), record.tools, prompt=True)
+        _refuse_dropped(_words(record, told(record)), text)
+        return text
 
     def _framed(self, record: Record, turns: Sequence[Turn], habits: Habits) -> tuple[str, dict[int, Span]]:
         """The whole conversation, and the answers whose place in it is known from the text around them. None if it is

@@ -107,8 +107,6 @@ class Build:
     """Of the good records the first so many alone."""
     shape: str = ""
     teaches_end: bool = False
-    marked: int = 0
-    """Records with special tokens in their words."""
     marks: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     """Records of the whole data by what is odd about them."""
@@ -149,11 +147,12 @@ class Build:
             part = VALIDATION if number in validation else TRAIN
             sides = (record, *([record.rejected] if record.rejected else []))
             marks = {mark for side in sides for mark in self.encoder.marks(side)}
-            self.marked, self.marks = self.marked + bool(marks), self.marks | marks
+            self.marks |= marks
+            self.counts["marked"] += bool(marks)
             turns = [turn for side in sides for turn in side.turns]
             self.counts["cut_thoughts"] += any(map(thoughts_cut_off, turns))
             self.counts["only_thoughts"] += any(map(only_thinks, turns))
-            self.watch.read(where, record, part == VALIDATION)
+            self.watch.seen.add(where, record, part == VALIDATION)
             yield Waiting(where, part, rendered)
 
     def _write(self, waiting: list[Waiting]) -> None:
@@ -193,14 +192,13 @@ class Build:
 
     def _facts(self, content: str) -> dict[str, Any]:
         template, tokenizer, end = self.encoder.template, self.encoder.tokenizer, self.encoder.end_id
-        lengths, repeats = self.watch.lengths(self.recipe.max_length), self.watch.repeats()
+        lengths, repeats = self.watch.lengths(self.recipe.max_length), self.watch.seen.repeats()
         return {
             "content_hash": content,
             "shape": self.shape,
             "bad": self.bad.count,
             "duplicates": repeats.duplicates,
             "leaked": repeats.leaked,
-            "marked": self.marked,
             "marks": sorted(self.marks)[:MOST_MARKS],
             **self.counts,
             "longest_uncut": lengths.longest if lengths else 0,

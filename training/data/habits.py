@@ -138,7 +138,8 @@ class _Trial:
         self.words = defaultdict(set, {place: {part.word for part in own} for place, own in self.parts.items()})
         heard = {*told(record)}
         self.told = [part for part in parts if part.turn - 1 in heard]
-        places = {part.word: part.turn - 1 for part in parts if part.is_marked}
+        # of what `probe.marked` puts a mark before
+        places = {part.word: part.turn - 1 for part in parts if part.turn > 0 and part.what != probe.ARGUMENTS}
         marks = [match for match in probe.WORD.finditer(self.whole) if match[0] in places]
         self.marks = [*(match.start() for match in marks), len(self.whole)]
         self.first: dict[int, int] = {}

@@ -50,10 +50,9 @@ def download(name: str, folder: Path, address: str = "", another: str = "") -> P
         hub.asked(fetch)
     except DataError as error:
         raise DataError(f"data set {repo}: {error}") from error
-    except SilentHubError as error:
-        raise DataError(f"{where}: {error}; {another or hub.another}") from error
     except HubError as error:
-        raise DataError(f"{where}: {error}") from error
+        cure = f"; {another or hub.another}" if isinstance(error, SilentHubError) else ""
+        raise DataError(f"{where}: {error}{cure}") from error
     except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None

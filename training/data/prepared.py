@@ -144,13 +144,9 @@ class Writer:
         self._streams[1].write(mask.astype("u1").tobytes())
         self._lengths.append(len(ids))
         self._learned.append(int(mask[1:].sum()))  # the first token is never predicted
-        if self.pairs:
-            self._add_to_pair(sample)
-
-    def _add_to_pair(self, sample: Sample) -> None:
-        if self._chosen is None:
+        if self.pairs and self._chosen is None:
             self._chosen = sample
-        else:
+        elif self._chosen is not None:
             self._shared.append(0 if self.batching == "padded" else shared_prefix(self._chosen, sample))
             self._chosen = None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.turns import THOUGHT_KEYS, THOUGHT_MARK, Turn
+from training.data.turns import THOUGHT, THOUGHT_MARK, Turn
 
 Fresh = Callable[[str, str], str]
 """Another text, for what it stands for and the text that stood there."""
@@ -27,11 +27,6 @@ class Part:
     """Counted from 1; 0 is the tools."""
     what: str
     word: str
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether `marked` puts a mark before what it stands for."""
-        return self.turn > 0 and self.what != ARGUMENTS
 
 
 def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[list[Turn], list[Any], list[Part]]:
@@ -84,7 +79,7 @@ def shape(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[tu
         (
             turn["role"],
             _pattern(turn["content"]),
-            _pattern(turn.get("reasoning_content", "")),
+            _pattern(turn.get(THOUGHT, "")),
             tuple(bool(call["function"]["arguments"]) for call in turn.get("tool_calls", ())),
             "name" in turn,
         )
@@ -99,9 +94,8 @@ def _pattern(text: str) -> Hashable:
 
 def _rewritten(turn: Turn, fresh: Fresh) -> Turn:
     rewritten = {**turn, "content": _reworded(turn["content"], fresh, "the content")}
-    for key in THOUGHT_KEYS:
-        if key in turn:
-            rewritten[key] = _reworded(turn[key], fresh, f"the {key}")
+    if THOUGHT in turn:
+        rewritten[THOUGHT] = _reworded(turn[THOUGHT], fresh, f"the {THOUGHT}")
     if "tool_calls" in turn:
         rewritten["tool_calls"] = [_recalled(call, fresh) for call in turn["tool_calls"]]
     return rewritten
@@ -124,7 +118,7 @@ def _recalled(call: Mapping[str, Any], fresh: Fresh) -> dict[str, Any]:
 
 def words_of(turn: Turn) -> Iterator[tuple[str, str]]:
     """(what it is, the text) for each part of a real turn that a template has to show."""
-    for what, key in (("the content", "content"), ("the reasoning_content", "reasoning_content")):
+    for what, key in (("the content", "content"), (f"the {THOUGHT}", THOUGHT)):
         pieces = THOUGHT_MARK.split(turn.get(key, ""))
         for place, piece in enumerate(pieces):
             if not THOUGHT_MARK.fullmatch(piece):

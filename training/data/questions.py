@@ -52,9 +52,7 @@ def from_prompts(prompts: Sequence[str], key: str = "prompt") -> list[Question]:
 def read_questions(path: Path) -> list[Question]:
     """What the records of a data file ask, each without its last answer. Raises AdapterError, and DataError for a file
     that cannot be read."""
-    if not path.is_file():
-        raise AdapterError(f"{path}: no such file")
-    if not path.stat().st_size:
+    if path.is_file() and not path.stat().st_size:
         raise AdapterError(f"{path} asks nothing: a line is an object with prompt or messages")
     return [_question(f"{path} {place}", value) for place, value in raw(path)]
 

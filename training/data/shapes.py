@@ -5,7 +5,7 @@ Pure. Preferences come in the forms that TRL and LLaMA-Factory know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -160,7 +160,7 @@ def _is_turn(value: Any) -> bool:
 def _shaped(record: Mapping[str, Any]) -> Record:
     keys = record.keys()
     if KEYS & keys:
-        return preference_of(record, _shaped)
+        return _preference(record)
     if "messages" in keys:
         return _checked("messages", turns_of(record["messages"], "messages"), record)
     if "conversations" in keys:
@@ -283,8 +283,8 @@ def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def preference_of(record: Mapping[str, Any], shaped: Callable[[Mapping[str, Any]], Record]) -> Record:
-    """The chosen side as a record, with the rejected one in it; `shaped` reads each side. Raises BadRecord."""
+def _preference(record: Mapping[str, Any]) -> Record:
+    """The chosen side as a record, with the rejected one in it. Raises BadRecord."""
     rest = {key: value for key, value in record.items() if key not in KEYS}
     answers = {key: record[key] for key in (CHOSEN, REJECTED) if key in record}
     if RESPONSE in record and isinstance(talk := record.get(TALKS[0]), list) and talk:
@@ -295,7 +295,7 @@ def preference_of(record: Mapping[str, Any], shaped: Callable[[Mapping[str, Any]
     if answers[CHOSEN] == answers[REJECTED]:
         raise BadRecord("chosen and rejected are the same, so there is nothing to prefer")
     rest, answers = _apart(rest, {key: [value] if isinstance(value, dict) else value for key, value in answers.items()})
-    sides = {key: _side(rest, key, answers[key], shaped) for key in (CHOSEN, REJECTED)}
+    sides = {key: _side(rest, key, answers[key]) for key in (CHOSEN, REJECTED)}
     return replace(sides[CHOSEN], shape=SHAPE, rejected=replace(sides[REJECTED], shape=SHAPE))
 
 
@@ -338,10 +338,10 @@ def _as_turns(answer: Any) -> Any:
     return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
 
 
-def _side(rest: Mapping[str, Any], key: str, answer: Any, shaped: Callable[[Mapping[str, Any]], Record]) -> Record:
+def _side(rest: Mapping[str, Any], key: str, answer: Any) -> Record:
     name = "completion" if "prompt" in rest else "output"
     try:
-        return shaped({**rest, name: _text_in(answer) if name == "output" else answer})
+        return _shaped({**rest, name: _text_in(answer) if name == "output" else answer})
     except BadRecord as error:
         raise BadRecord(f"{key}: {str(error).replace(name, key)}") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from training.data import probe
 from training.data.sample import BadRecord, DataError
-from training.data.turns import THOUGHT, THOUGHT_KEYS, Turn
+from training.data.turns import THOUGHT, Turn
 from training.recipe.tables import USUAL
 
 RENDER_S = 10.0
@@ -39,8 +39,6 @@ class Template:
     """It wants a tool call's arguments as JSON text, not as an object."""
     header: str
     """What it puts before an answer of those it asks for one with."""
-    thought: str
-    """What it calls the thoughts of a message."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,10 @@ class ChatTemplate:
 
         self._jinja = chat_template_utils
         self.tokenizer, self.args = tokenizer, dict(args or {})
-        self._stop_the_clock()
+        templates, now = tokenizer.chat_template, datetime.now()
+        for source in templates.values() if isinstance(templates, dict) else [templates]:
+            with _rendering():  # a time of day is the same in all renderings, which are held against each other
+                self._jinja._compile_jinja_template(source).globals["strftime_now"] = now.strftime
         self.special, self._marks = special_tokens(tokenizer), dict[bool, bool]()
         self._refuse_unread()
         self.facts = self._tried_out()
@@ -138,8 +139,10 @@ class ChatTemplate:
         shown = min(_shared(prompt, other) for other in (text, *pair))
         asks = _shared(prompt, self.text(turns[:-1], tools))
         if "</think>" in prompt[max(shown, asks) :] and _thinks(turns[-1]):
+            args = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.args.items())
+            under = f" (under template_args {args})" if args else ""
             raise BadRecord(
-                f"turn {len(turns)} has thoughts, but the model's chat template asks for an answer without any"
+                f"turn {len(turns)} has thoughts, but the model's chat template asks for an answer without any{under}"
             )
         if shown >= asks:
             return shown
@@ -155,21 +158,10 @@ class ChatTemplate:
         return Stretch(len(turns) - 1, text, start, len(text))
 
     def taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns as this template takes them."""
+        """The turns as this template takes them; of the names of thoughts transformers itself adds `thinking`."""
         if self.facts.arguments_as_text:
             turns = [_with_arguments_as_text(turn) for turn in turns]
-        if self.facts.thought != THOUGHT:
-            turns = [
-                {self.facts.thought if key == THOUGHT else key: value for key, value in turn.items()} for turn in turns
-            ]
-        return turns
-
-    def _stop_the_clock(self) -> None:
-        """A time of day in a template is the same in all renderings, which are held against each other."""
-        templates, now = self.tokenizer.chat_template, datetime.now()
-        for source in templates.values() if isinstance(templates, dict) else [templates]:
-            with _rendering():
-                self._jinja._compile_jinja_template(source).globals["strftime_now"] = now.strftime
+        return [{**turn, "reasoning": turn[THOUGHT]} if THOUGHT in turn else turn for turn in turns]
 
     def _refuse_unread(self) -> None:
         """An argument that no template asks for would change nothing, and nobody would know."""
@@ -207,7 +199,6 @@ class ChatTemplate:
             next_result=next_turn and (self._next_sign(call, _RESULT) or next_turn),
             arguments_as_text=as_text,
             header=question[before:begins],
-            thought=self._name_of_thoughts(),
         )
 
     def _next_sign(self, answer: Turn, following: Turn) -> str:
@@ -220,16 +211,6 @@ class ChatTemplate:
                 if behind.lstrip().startswith(sign):
                     return behind[: behind.index(sign) + len(sign)]
         return ""
-
-    def _name_of_thoughts(self) -> str:
-        """Of those in use the first that is shown; where none is, a record with thoughts is refused by name."""
-        for key in THOUGHT_KEYS:
-            try:
-                if "zqqz" in self.text([_QUESTION, {**_ANSWER, key: "zqqz"}]):
-                    return key
-            except BadRecord:  # a template that wants it otherwise
-                continue
-        return THOUGHT
 
     def _wants_text(self) -> bool:
         try:
@@ -298,7 +279,7 @@ def _shared(left: str, right: str) -> int:
 
 
 def _thinks(turn: Turn) -> bool:
-    return any(turn.get(key, "").strip() for key in THOUGHT_KEYS) or "</think>" in turn["content"]
+    return bool(turn.get(THOUGHT, "").strip()) or "</think>" in turn["content"]
 
 
 def special_tokens(tokenizer: Any) -> set[str]:

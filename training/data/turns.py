@@ -93,7 +93,9 @@ def _turn(turn: Any, place: int) -> Turn:
         raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
     normalised: Turn = {"role": role, "content": content or ""}
     if calls:
-        normalised["tool_calls"] = _tool_calls(calls, place)
+        if not isinstance(calls, list):
+            raise BadRecord(f"tool_calls of turn {place} must be a list, found {kind_of(calls)}")
+        normalised["tool_calls"] = [_tool_call(call, place) for call in calls]
     normalised |= {name: text_of(_numbered(turn[name]), f"{name} of turn {place}") for name in _TEXTS if name in turn}
     if thoughts := {key: text_of(turn[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in turn}:
         if len(set(thoughts.values())) > 1:
@@ -145,12 +147,6 @@ def _weight(turn: Mapping[str, Any], place: int, role: str) -> int | None:
     if len(set(weights.values())) > 1:
         raise BadRecord(f"turn {place} has different {' and '.join(weights)}")
     return int(next(iter(weights.values()))) if weights else None
-
-
-def _tool_calls(calls: Any, place: int) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise BadRecord(f"tool_calls of turn {place} must be a list, found {kind_of(calls)}")
-    return [_tool_call(call, place) for call in calls]
 
 
 def _tool_call(call: Any, place: int) -> dict[str, Any]:

@@ -53,12 +53,6 @@ def base_name(base: str) -> str:
     return f"{run_id}-{name}" if is_run_id(run_id) else name
 
 
-def _merged_here(base: str) -> str:
-    """Where the base lies that a run of this machine merged, as it is typed here; empty of any other."""
-    run_id, name = _folder_and_name(base)
-    return f"{LOCAL_RUNS}/{run_id}/{name}" if is_run_id(run_id) else ""
-
-
 def _folder_and_name(base: str) -> tuple[str, str]:
     folder, _, name = base.rpartition("/")
     return folder.rpartition("/")[2], name
@@ -169,7 +163,8 @@ def loading(
     at_hand = facts.here if at_hand is None else at_hand
     kind = "AutoModelForImageTextToText" if facts.sees else "AutoModelForCausalLM"
     local = named.startswith(LOCAL)
-    merged_here = _merged_here(named) if at_hand else ""
+    run_id, folder = _folder_and_name(named)
+    merged_here = f"{LOCAL_RUNS}/{run_id}/{folder}" if at_hand and is_run_id(run_id) else ""
     served = merged_here or (f"path/to/{base_name(named).removeprefix(BUILT_IN)}" if local else named)
     lies = TINY_LIES if named.startswith(BUILT_IN) else "path/to: wherever the folder of the base lies"
     where = [f"# {say(lies)}"] if local and not merged_here else []

@@ -98,14 +98,9 @@ def remember(recorded: Mapping[str, Any], repo: str, revision: str, lock: Path |
         pin = _pin({"commit": commit, "files": recorded["hash"]})
     except (KeyError, TypeError, ValueError) as error:
         raise RecipeError(f"{repo}: what the head says of it is not written to {lock.name}: {error}") from None
-    write_pins({**pins, (repo, revision): pin}, lock)
-    return True
-
-
-def write_pins(pins: Pins, lock: Path) -> None:
-    """Replace the lock in one step."""
     text = HEAD
-    for (repo, revision), pin in sorted(pins.items()):
-        text += f"\n[{json.dumps(repo)}.{json.dumps(revision)}]\ncommit = {json.dumps(pin.commit)}\n"
-        text += f"files = {json.dumps(pin.files)}\n"
+    for (other, its_revision), each in sorted({**pins, (repo, revision): pin}.items()):
+        text += f"\n[{json.dumps(other)}.{json.dumps(its_revision)}]\ncommit = {json.dumps(each.commit)}\n"
+        text += f"files = {json.dumps(each.files)}\n"
     write_atomically(lock, text)
+    return True

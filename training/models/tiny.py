@@ -60,7 +60,8 @@ def questions() -> list[dict[str, Any]]:
     """Records in messages form: what does NAME do? Its docstring's first sentence, quoted."""
     records = []
     for name, text in docstrings():
-        sentence = _first_sentence(text)
+        paragraph = " ".join(text.strip().split("\n\n", 1)[0].split())
+        sentence = re.split(r"(?<=[.!?])\s(?=[A-Z])", paragraph, maxsplit=1)[0]
         if 20 <= len(sentence) <= 120 and sentence.endswith(".") and name.split(".")[0] not in HELD_OUT:
             turns = [{"role": "user", "content": f"What does {name} do?"}]
             records.append({"messages": [*turns, {"role": "assistant", "content": ANSWER.format(sentence)}]})
@@ -78,11 +79,6 @@ def preferences() -> list[dict[str, Any]]:
         rejected = {"role": "assistant", "content": bare}
         pairs.append({"prompt": [question], "chosen": [answer], "rejected": [rejected]})
     return pairs
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(text.strip().split("\n\n", 1)[0].split())
-    return re.split(r"(?<=[.!?])\s(?=[A-Z])", paragraph, maxsplit=1)[0]
 
 
 def write_data(path: Path, goal: str = "sft") -> int:
@@ -127,7 +123,8 @@ def write_model(folder: Path, steps: int) -> float:
             pad_token_id=end,
         )
     )
-    loss = _read(model, _token_stream(texts, tokenizer, end), steps)
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    loss = _read(model, torch.tensor([token for ids in encoded for token in (*ids, end)]), steps)
     model.generation_config = GenerationConfig(  # so small a model says one word for ever without the penalty
         bos_token_id=end, eos_token_id=[turn_end, end], pad_token_id=end, repetition_penalty=1.2
     )
@@ -159,13 +156,6 @@ def _tokenizer(texts: list[str]) -> Any:
         chat_template=CHAT_TEMPLATE,
         model_max_length=POSITIONS,
     )
-
-
-def _token_stream(texts: list[str], tokenizer: Any, end: int) -> Any:
-    import torch
-
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    return torch.tensor([token for ids in encoded for token in (*ids, end)])
 
 
 def _read(model: Any, stream: Any, steps: int) -> float:

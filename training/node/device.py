@@ -6,7 +6,9 @@ broken for one without GPUs, and train on its CPU.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -47,3 +49,40 @@ def _reason() -> str:
     except (AssertionError, RuntimeError) as error:
         return str(error).strip().splitlines()[0]
     return "torch sees none"
+
+
+LOOK_EVERY_S = 0.5
+"""NVML averages utilisation over up to a second; a look costs well under a millisecond."""
+
+
+class DeviceWatch:
+    """`with DeviceWatch(device) as watch:` looks between steps, in a thread of its own, how busy a GPU is. Without a
+    GPU, or NVML, it sees nothing and says None."""
+
+    def __init__(self, on: torch.device, every_s: float = LOOK_EVERY_S) -> None:
+        self.card = str(torch.cuda.get_device_name(on)) if on.type == "cuda" else ""
+        """The GPU's name; empty without one."""
+        self._device, self._every_s = on, every_s
+        self._busy: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> DeviceWatch:
+        if self.card:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def utilization(self) -> float | None:
+        """Mean since the last call, 0 to 1; None where nothing was seen."""
+        seen, self._busy = self._busy, []
+        return sum(seen) / len(seen) / 100 if seen else None
+
+    def _look(self) -> None:
+        while not self._over.wait(self._every_s):
+            with contextlib.suppress(Exception):  # not every card tells, and NVML's errors have no base in common
+                self._busy.append(float(torch.cuda.utilization(self._device)))

@@ -30,13 +30,13 @@ from training.models.folder import AGAIN
 from training.node import checkpoint, kernels, rng, saving
 from training.node.adapter.weights import first_damaged
 from training.node.checkpoint import CheckpointError, TrainerState
-from training.node.device import DeviceError
+from training.node.device import DeviceError, DeviceWatch, device
 from training.node.diagnosis import on_rank
 from training.node.diagnosis.on_rank import Profile
 from training.node.diagnosis.progress import STEP
 from training.node.measuring import Meter, evaluate, held_gib
 from training.node.metrics.recorder import Recorder
-from training.node.metrics.steps import CommunicationClock, DeviceWatch, StepMetrics, of_sums
+from training.node.metrics.steps import CommunicationClock, StepMetrics, of_sums
 from training.node.rank import Rank
 from training.node.saving import Saver, Start
 from training.node.strategies.registry import build
@@ -198,7 +198,7 @@ def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | Non
     if rank.is_head:
         recorder = Recorder(rank.run, recipe, resume_step, rank.say)
         at_the_end.callback(recorder.close)
-    watch = at_the_end.enter_context(DeviceWatch(place.local_rank))
+    watch = at_the_end.enter_context(DeviceWatch(device(place.local_rank)))
     clock = CommunicationClock(get_accelerator().device_name(), place.world_size)
     order = Order(work.train.rows, recipe.seed, recipe.global_batch)
     meter = Meter(work.whole.facts, recipe, work.train, watch, clock)

@@ -18,7 +18,8 @@ from training.cost.shape import ModelFacts, utilization
 from training.data.collate import collate
 from training.data.order import micro_batches
 from training.data.prepared import Prepared, attention_span
-from training.node.metrics.steps import CommunicationClock, DeviceWatch, EvaluationMetrics, of_sums
+from training.node.device import DeviceWatch
+from training.node.metrics.steps import CommunicationClock, EvaluationMetrics, of_sums
 from training.node.rank import Rank
 from training.node.strategies.strategy import Strategy, numbers_of
 from training.recipe.recipe import Recipe

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from training.cost.cards import Rates, same_kind
 from training.run.events import OffPlan
 from training.text.files import bounded_json
-from training.text.problems import expected
+from training.text.problems import first_problem
 
 T = TypeVar("T")
 Amount = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
@@ -37,10 +37,7 @@ def read_record(kind: TypeAdapter[T], content: str) -> T:
     try:
         return kind.validate_python(bounded_json(content, float))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = first["loc"][0] if first["loc"] else "it"
-        value = "missing" if first["type"] == "missing" else f"{first['input']!r:.60}: {expected(first)}"
-        raise ValueError(f"{name} is {value}") from None
+        raise ValueError(first_problem(error)) from None
 
 
 # What `fab prove` measured of a cluster: the plan goes by it instead of by its table of cards.

@@ -90,13 +90,11 @@ def truncated(it: Situation) -> Check:
 
 
 def _longer(it: Situation) -> str:
-    """What cuts fewer; the longest sample is not known of data prepared before it was kept."""
+    """What cuts fewer."""
     longest = it.facts.report.get("longest_uncut", 0)
     most = min(longest, positions(it.facts.config) or longest)
-    if most and most <= it.recipe.max_length:
+    if most <= it.recipe.max_length:
         return "split them: the model takes no more"
-    if not most:
-        return "raise max_length (fab data says to what), or split them"
     cuts = "cuts none" if most == longest else "is the most that the model takes"
     return f"--set max_length={most} {cuts}; or split them"
 

@@ -8,11 +8,10 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
-    from training.recipe.tables import Lora
+from training.recipe.recipe import Recipe
+from training.recipe.tables import Lora
 
 DENSE = (
     *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text"),

@@ -31,9 +31,7 @@ def needs(recipe: Recipe, gpu: bool) -> str:
         return "offload.parameters with base_precision nf4: four bits a weight stay on the card; take one of the two"
     if recipe.offload.parameters:
         return f"offload.parameters needs strategy zero3, not {recipe.strategy}"
-    if reason := refused_sums(recipe, recipe.strategy):
-        return reason
-    return _contradiction(recipe.pipeline) if recipe.is_pipeline else ""
+    return refused_sums(recipe, recipe.strategy) or (_contradiction(recipe.pipeline) if recipe.is_pipeline else "")
 
 
 def refused_sums(recipe: Recipe, strategy: str) -> str:

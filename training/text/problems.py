@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, ValidationError
 
 FINISHED = 0
 FAILED = 1
@@ -115,6 +115,14 @@ def expected(problem: ErrorDetails) -> str:
     if words := EXPECTED.get(problem["type"]):
         return words.format(**problem.get("ctx", {}))
     return problem["msg"].removeprefix("Value error, ")
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first value that cannot be, and what is expected in its place."""
+    first = error.errors()[0]
+    name = first["loc"][0] if first["loc"] else "it"
+    value = "missing" if first["type"] == "missing" else f"{first['input']!r:.60}: {expected(first)}"
+    return f"{name} is {value}"
 
 
 LINES = 256

@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 
-from training.node.device import DeviceError, device  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
+from training.node.device import DeviceError, DeviceWatch, device  # noqa: E402
 from training.text.problems import NO_DEVICE  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -51,3 +52,25 @@ def test_a_rank_whose_driver_is_broken_fails_at_once_in_one_sentence(tmp_path, m
     assert done.returncode == NO_DEVICE, done.stdout + done.stderr
     assert "no GPU of this node can be used" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_without_a_gpu_nothing_is_seen_and_nothing_breaks():
+    with DeviceWatch(torch.device("cpu"), every_s=0.01) as watch:
+        assert not watch._thread.is_alive()
+    assert (watch.card, watch.utilization()) == ("", None)
+
+
+def test_utilisation_is_the_mean_of_what_nvml_says_and_a_card_that_does_not_tell_is_none(monkeypatch):
+    busy, looks = iter([80, 40]), []
+
+    def utilization(on):
+        looks.append(on)
+        return next(busy)  # a card that does not tell raises an error
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda on: "NVIDIA A10")
+    with DeviceWatch(torch.device("cuda", 0), every_s=0.005) as watch:
+        until(lambda: len(looks) > 3, "two looks that a card does not answer")
+        assert watch.card == "NVIDIA A10"
+        assert watch.utilization() == pytest.approx(0.6)
+        assert watch.utilization() is None

@@ -19,7 +19,8 @@ from tests.support import tiny_adapter  # noqa: E402
 from tests.support.llama_shape import model_shape  # noqa: E402
 from training.cost.memory import DROPOUT, offloaded_bytes, saved_bytes  # noqa: E402
 from training.cost.shape import ModelFacts  # noqa: E402
-from training.cost.strategies import BUCKET, STRATEGIES, ZERO3  # noqa: E402
+from training.cost.strategies import STRATEGIES, ZERO3  # noqa: E402
+from training.cost.zero import BUCKET  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import IGNORED, Sample  # noqa: E402
 from training.models import tiny  # noqa: E402

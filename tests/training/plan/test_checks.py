@@ -233,7 +233,6 @@ def test_shares_of_the_data(name: str, report: dict[str, int], severity: str):
     [
         (2348, "--set max_length=2348 cuts none; or split them"),
         (90_000, "--set max_length=32768 is the most that the model takes; or split them"),
-        (0, "raise max_length (fab data says to what), or split them"),
     ],
 )
 def test_cut_records_name_the_length_that_would_cut_none(longest, said):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from training.data.look.survey import Survey
 from training.data.look.watch import DataStatistics, Lengths, Repeats, ShownSample
 from training.data.report import DataReport
 from training.data.sample import CURE, Bad
+from training.recipe.recipe import Recipe
 from training.text.counts import many
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
 
 LOOK = "look.json"
 """Beside prepared data: what was seen in their files."""
@@ -72,8 +72,6 @@ class Look:
 
 def look_from(values: Any) -> Look:
     """A look that was written down. Raises ValueError where it is none."""
-    from pydantic import TypeAdapter
-
     return TypeAdapter(Look).validate_python(values)
 
 
@@ -98,7 +96,7 @@ def with_model(
         lengths=watch.lengths(recipe.max_length),
         train=train,
         validation=reports.get("validation"),
-        repeats=watch.repeats(),
+        repeats=watch.seen.repeats(),
         samples=watch.samples(tokenizer),
     )
 

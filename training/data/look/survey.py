@@ -89,22 +89,14 @@ class Survey:
         trouble = [file.trouble for file in self.files if file.trouble]
         more = len(trouble) - MOST_BAD
         reasons = [*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])]
-        return "\n".join(filter(None, [*reasons, self._unlike or ("" if reasons else self._nothing)]))
-
-    @property
-    def _unlike(self) -> str:
         if len(self.shapes) > 1:
             counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
             cure = "take the others out, or write them as those (docs/data.md has a record of each shape)"
-            return f"all records of a run have one shape; these are {counts}: {cure}"
-        return ""
-
-    @property
-    def _nothing(self) -> str:
-        if not self.shapes:
-            are = "is" if self.bad == 1 else "are"
-            return f"no record can be used; {self.bad} {are} bad" if self.bad else "no record can be used"
-        return ""
+            reasons.append(f"all records of a run have one shape; these are {counts}: {cure}")
+        elif not self.shapes and not reasons:
+            bad = f"; {self.bad} {'is' if self.bad == 1 else 'are'} bad" if self.bad else ""
+            reasons.append(f"no record can be used{bad}")
+        return "\n".join(reasons)
 
 
 def survey(source: Source, tell: Tell) -> Survey:

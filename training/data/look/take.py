@@ -6,20 +6,18 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.data import limits
+from training.data.build import Build, pad_id
+from training.data.encode import Encoder
 from training.data.look.content import Look, surveyed, with_model
 from training.data.look.survey import MOST_BAD, Survey, Tell
 from training.data.look.watch import DataStatistics
+from training.data.prepared import Prepared
 from training.data.readers import Source
 from training.data.sample import Bad, DataError
-
-if TYPE_CHECKING:
-    from training.recipe.recipe import Recipe
-from training.data.build import Build, pad_id
-from training.data.encode import Encoder
-from training.data.prepared import Prepared
+from training.recipe.recipe import Recipe
 
 MADE_UP = 1
 """Words of its own that a tokenizer has without a file of them: Llama's has the mark of a blank."""

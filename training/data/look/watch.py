@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Any
 
 from training.data.look.survey import TELL_EVERY, Tell
@@ -199,18 +199,15 @@ class Seen:
         as_they_are = sum(self._whole[number] in trained_whole for number in leaked)
         return Repeats(
             duplicates=len(duplicates),
-            shown=self._told(duplicates),
+            shown=self._places_of(duplicates),
             held_out=len(held_out),
             leaked=as_they_are,
             leaked_question=len(leaked) - as_they_are,
-            leaks_shown=self._told((number, trained_question[self._question[number]]) for number in leaked),
+            leaks_shown=self._places_of((number, trained_question[self._question[number]]) for number in leaked),
         )
 
-    def _told(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[str, str], ...]:
-        shown = []
-        for (one, other), _ in zip(pairs, range(MOST_SHOWN), strict=False):
-            shown.append((self._places[one], self._places[other]))
-        return tuple(shown)
+    def _places_of(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[str, str], ...]:
+        return tuple((self._places[one], self._places[other]) for one, other in islice(pairs, MOST_SHOWN))
 
 
 def digests(record: Record) -> tuple[int, int]:
@@ -241,20 +238,17 @@ Made = tuple[Sample, int]
 
 @dataclass
 class DataStatistics:
-    """Told of each record in turn, and of each record's samples once they are made."""
+    """`seen` is told of each record in turn, `made` of each record's samples."""
 
     expected: int
     """Records that are read; of so many a share is held out."""
     show: int
     """So many records have their samples shown, spread over all."""
     tell: Tell
-    _seen: Seen = field(default_factory=Seen)
+    seen: Seen = field(default_factory=Seen)
     _lengths: array[int] = field(default_factory=lambda: array("q"))
     _picked: list[tuple[str, bool, list[tuple[Sample, int, str]]]] = field(default_factory=list)
     _made: int = 0
-
-    def read(self, where: str, record: Record, held_out: bool) -> None:
-        self._seen.add(where, record, held_out)
 
     def made(self, where: str, held_out: bool, samples: Sequence[Made], sides: Sequence[str] = ()) -> None:
         """All samples of one record. `sides`: what each is called where they are the answers of a pair."""
@@ -271,9 +265,6 @@ class DataStatistics:
     def lengths(self, max_length: int) -> Lengths | None:
         """None where no sample was made."""
         return lengths_of(self._lengths, max_length) if self._lengths else None
-
-    def repeats(self) -> Repeats:
-        return self._seen.repeats()
 
     def samples(self, tokenizer: Any) -> tuple[ShownSample, ...]:
         """Those that were picked, to be read."""

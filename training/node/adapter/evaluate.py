@@ -151,8 +151,6 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 def evaluate(model_dir: Path, adapter: Path | None, task: Asked) -> dict[str, Any]:
     """{"base": ..., "tuned": ...}: two models, one after the other, never the same one with an adapter in it."""
-    if not task.samples:
-        raise AdapterError("there is no sample to measure on")
     base = measure(model_dir, adapter, task, tuned=False)
     tuned = measure(model_dir, adapter, task) if adapter is not None else None
     return {BASE: told(base), TUNED: told(tuned) | won(tuned, base) if tuned else None}
@@ -207,8 +205,8 @@ def work(args: argparse.Namespace) -> None:
             "of": args.of,
             "learned_before": learned_before(held_out, args.out.parent / "data" / "prepared" / TRAIN),
         }
-    evaluation |= {"cut": held_out.cut, "max_length": args.max_length}
-    evaluation |= {"time": time.time(), **evaluate(args.model, args.adapter, task)}
+    evaluation |= {"cut": held_out.cut, "max_length": args.max_length, "time": time.time()}
+    evaluation |= evaluate(args.model, args.adapter, task)
     write_atomically(args.out, json.dumps(evaluation, indent=1) + "\n")
     attached.tell(evaluation=evaluation)
     if (args.out.parent / METRICS).is_file():  # a run's own folder: its report shows the answers too

@@ -15,11 +15,11 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import Queue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -171,19 +171,16 @@ class Pair:
         return last
 
 
-class Answering(Protocol):
-    """A model, whole or this rank's part of one, that answers with and without its adapter."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    def answer(self, who: str, question: Question, sampling: Sampling) -> str: ...
+Answer = Callable[[str, Question, Sampling], str]
+"""What the base, or the tuned model, by its name, says to a question."""
 
 
-def answers(model: Answering, questions: Sequence[Question], sampling: Sampling) -> Iterator[dict[str, Any]]:
+def answers(
+    names: Sequence[str], answer: Answer, questions: Sequence[Question], sampling: Sampling
+) -> Iterator[dict[str, Any]]:
     """One {"prompt", "messages", "base", "tuned"} a question; tuned is None without an adapter."""
     for question in questions:
-        replies = {who: model.answer(who, question, sampling) for who in model.names}
+        replies = {who: answer(who, question, sampling) for who in names}
         messages = list(question_of(question).turns)
         yield {"prompt": messages[-1]["content"], "messages": messages, BASE: replies[BASE], TUNED: replies.get(TUNED)}
 
@@ -235,7 +232,7 @@ def work(args: argparse.Namespace) -> None:
     pair = Pair(args.model, args.adapter, args.template_args)
     if args.serve:
         serve(pair, sampling)
-    for answer in answers(pair, questions, sampling):
+    for answer in answers(pair.names, pair.answer, questions, sampling):
         if args.attached:
             attached.tell(answer=answer)
         elif args.json:

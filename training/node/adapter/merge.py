@@ -163,7 +163,8 @@ def _refuse_without_room(model_dir: Path, target: Path) -> None:
 def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
     base_tensors = {text_name(tensor): tensor for tensor in places(model_dir)}
     config = read_config(model_dir)
-    tied = _tied(config, base_tensors)
+    flags = [one["tie_word_embeddings"] for one in (config, text_settings(config)) if "tie_word_embeddings" in one]
+    tied = bool(flags[0]) if flags else HEAD not in base_tensors  # head and embedding are one tensor
     extra = _untied(config, adapter, base_tensors) if tied else {}
     foreign = sorted(adapter.parts.keys() - base_tensors.keys() - {text_name(tensor) for tensor in extra})
     if tied and HEAD not in adapter.told_apart:
@@ -185,12 +186,6 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
     (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if len(names) > 1 or (model_dir / INDEX).is_file():
         _write_index(fresh, names)
-
-
-def _tied(config: dict[str, Any], base_tensors: Mapping[str, str]) -> bool:
-    """Whether head and embedding are one tensor: as the model's or its text part's settings say, else by its files."""
-    flags = [one["tie_word_embeddings"] for one in (config, text_settings(config)) if "tie_word_embeddings" in one]
-    return bool(flags[0]) if flags else HEAD not in base_tensors
 
 
 def _untied(config: dict[str, Any], adapter: Adapter, base_tensors: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from transformers import AutoConfig, DynamicCache
 
 from training.cost.pipeline import SPLITTABLE
 from training.data.questions import Question, Sampling
-from training.node.adapter.decoding import Choose, Chooser, Forward, Voice
+from training.node.adapter.decoding import Chooser, Forward, Voice
 from training.node.adapter.generate import BASE, TUNED, answers, speaking, stretch_as_trained
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
 from training.node.adapter.weights import PREFIX, Adapter
@@ -166,22 +167,18 @@ class AnswerStage:
 
         return forward
 
-    def together(self, chooser: Chooser) -> Choose:
+    def choose(self, chooser: Chooser, logits: torch.Tensor | None, ids: Sequence[int]) -> int:
         """The last rank chooses, and tells the others."""
-
-        def choose(logits: torch.Tensor | None, ids: Sequence[int]) -> int:
-            token = torch.tensor([chooser(logits, ids) if self.share.is_last else -1], device=self.device)
-            dist.broadcast(token, src=self.share.world - 1)
-            return int(token.item())
-
-        return choose
+        token = torch.tensor([chooser(logits, ids) if self.share.is_last else -1], device=self.device)
+        dist.broadcast(token, src=self.share.world - 1)
+        return int(token.item())
 
     def answer(self, who: str, question: Question, sampling: Sampling) -> str:
         """The whole answer, on every rank."""
         voice = self.voice
         with self.speaking(who):
             prompt = voice.prompt(question)
-            choose = self.together(Chooser(voice, prompt, sampling))
+            choose = partial(self.choose, Chooser(voice, prompt, sampling))
             return voice.text(list(voice.answer(self.reader(), choose, prompt, sampling)))
 
 
@@ -229,7 +226,7 @@ def run(run_dir: Path) -> None:
     if head:
         print(f"loaded in {time.monotonic() - began:.0f} s: {[size_text(n) for n in loaded]}", flush=True)
     answered = []
-    for answer in answers(stage, request["questions"], Sampling(**request["sampling"])):
+    for answer in answers(stage.names, stage.answer, request["questions"], Sampling(**request["sampling"])):
         answered.append(answer)
         if head:
             print(f"answered {len(answered)} of {len(request['questions'])}", flush=True)

@@ -241,15 +241,12 @@ class Experts:
             shapes[name], self._pairs[name], self._transposed[name] = p.shape, pair, transposed
         self._shapes: dict[str, torch.Size] = shapes
         self.pieces = {name: piece for name, piece in pieces_of(model, tensors).items() if piece.parameter in shapes}
-        self._refuse_holes(model_dir)
-        self._factors = cache(self._read)
-
-    def _refuse_holes(self, model_dir: Path) -> None:
         if hole := first_hole(self.pieces, self._shapes):
             raise AdapterError(
-                f"{self._adapter.folder} changes experts, {hole}, which lie in the files of {model_dir} in a way "
-                f"that is not merged here; {INSTEAD}"
+                f"{adapter.folder} changes experts, {hole}, which lie in the files of {model_dir} in a way that is not "
+                f"merged here; {INSTEAD}"
             )
+        self._factors = cache(self._read)
 
     def merged(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The file's tensor with the adapter in it, in fp32."""

@@ -27,7 +27,8 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from training.cost.shape import ModelShape
 from training.cost.strategies import ZERO3 as cost
-from training.cost.strategies import bucket_elements, cost_of
+from training.cost.strategies import cost_of
+from training.cost.zero import bucket_elements
 from training.data.collate import Batch
 from training.node import dpo, model
 from training.node.device import device

@@ -90,8 +90,8 @@ class Observation:
         if ended := causes.ssh_end(line):
             self.node_codes[ended[0]] = ended[1]
             return None
-        host = self.launch.hosts[0].name
-        if not self._alone and (match := _HOST.match(line)):
+        host, alone = self.launch.hosts[0].name, self.launch.here or len(self.launch.hosts) == 1
+        if not alone and (match := _HOST.match(line)):
             host, line = match["host"], match["text"]
         match = _RANK.match(line)
         if match is None:
@@ -118,10 +118,6 @@ class Observation:
         """A node no longer answers."""
         if node not in self.lost_nodes:
             self.lost_nodes.append(node)
-
-    @property
-    def _alone(self) -> bool:
-        return self.launch.here or len(self.launch.hosts) == 1
 
     @property
     def all_ended(self) -> bool:

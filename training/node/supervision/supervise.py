@@ -241,7 +241,10 @@ class Supervisor:
         for line in waiting(self.events):
             if rank_event := self.seen.take(line):
                 self._keep(rank_event)
-                self._heed_pace(rank_event)
+                event = rank_event.event
+                if isinstance(event, OffPlan):  # whoever looks from outside is to know
+                    self.status = self.status.changed(planned_step_s=event.planned_s, measured_step_s=event.measured_s)
+                    self._refresh()
         while not self.lost.empty():
             self.seen.lose(self.lost.get())
         if self.stop_requested_at and not self.stop_heeded:
@@ -268,13 +271,6 @@ class Supervisor:
                 file.write(row_of(rank_event, time.time()))
         except OSError as error:
             say(f"{EVENTS}: {error}")
-
-    def _heed_pace(self, rank_event: Told) -> None:
-        """A rank says that the run is far from its plan: whoever looks from outside is to know."""
-        if isinstance(rank_event.event, OffPlan):
-            pace = {"planned_step_s": rank_event.event.planned_s, "measured_step_s": rank_event.event.measured_s}
-            self.status = self.status.changed(**pace)
-            self._refresh()
 
     def _end_all(self, launcher: subprocess.Popen[bytes]) -> None:
         """No rank is left on any node that answers.

@@ -52,7 +52,8 @@ def test_ranks_say_token_by_token_what_one_process_says(base: Path, tmp_path: Pa
     for code, out in over_ranks(world, tmp_path / "run", model, adapter, sampling):
         assert code == 0, out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    alone = list(answers(Pair(model, adapter), from_prompts(PROMPTS), sampling))
+    pair = Pair(model, adapter)
+    alone = list(answers(pair.names, pair.answer, from_prompts(PROMPTS), sampling))
     assert result["answers"] == alone
     assert all(answer["base"] != answer["tuned"] for answer in alone)
 

@@ -9,25 +9,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.support.rank_output import outputs as said_by
 from tests.support.skips import GPU
-from tests.support.waiting import until
 from training.cost.cards import CARDS, has_kernels, peak_flops
 from training.cost.shape import ModelFacts, flops_per_token, utilization
 from training.models.names import load_recipe
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import (
     CommunicationClock,
-    DeviceWatch,
     EvaluationMetrics,
     StepMetrics,
     append,
     keep_until,
-    visible_name,
 )
 
 COMPUTE_CAPABILITY = {
@@ -277,47 +273,3 @@ def test_one_rank_waits_for_nobody_and_what_gpus_overlap_is_not_made_up():
         with clock:
             pass
         assert clock.share() == share
-
-
-def test_without_a_gpu_nothing_is_seen_and_nothing_breaks():
-    with DeviceWatch(999, every_s=0.01) as watch:
-        assert not watch._thread.is_alive()
-    assert (watch.card, watch.utilization()) == ("", None)
-
-
-@pytest.mark.parametrize(
-    ("local_rank", "visible", "name"),
-    [(1, "", "1"), (1, "2,3", "3"), (0, "GPU-8f2c, GPU-11ab", "GPU-8f2c"), (0, "MIG-7", "MIG-7"), (2, "0,1", "2")],
-)
-def test_a_ranks_gpu_is_found_among_those_that_cuda_hides(local_rank, visible, name):
-    assert visible_name(local_rank, visible) == name
-
-
-class NVMLError(Exception):
-    """As in pynvml."""
-
-
-def test_utilisation_is_the_mean_of_what_nvml_says_and_a_card_that_does_not_tell_is_none(monkeypatch):
-    busy, looks = iter([80, 40]), []
-
-    def rates(handle):
-        looks.append(handle)
-        value = next(busy, None)
-        if value is None:
-            raise NVMLError("not supported")
-        return SimpleNamespace(gpu=value)
-
-    nvml = SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"card {index}",
-        nvmlDeviceGetName=lambda handle: "NVIDIA A10",
-        nvmlDeviceGetUtilizationRates=rates,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with DeviceWatch(0, every_s=0.005) as watch:
-        until(lambda: len(looks) > 3, "two looks that a card does not answer")
-        assert watch.card == "NVIDIA A10"
-        assert watch.utilization() == pytest.approx(0.6)
-        assert watch.utilization() is None
