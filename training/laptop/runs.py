@@ -83,22 +83,27 @@ def log(head: Head, run_id: str) -> str:
 
 
 def own_lines(text: str) -> list[str]:
-    """What the ranks wrote since the last start, of a log. What several of them wrote alike stands there once, and so
-    does a warning of a library; indented lines go with the line before them."""
+    """What the ranks wrote since the last start, of a log: once what several of them wrote alike, and once a warning of
+    a library. Indented lines go with the line before them."""
+    blocks: list[list[re.Match[str]]] = []
+    last_of: dict[str, list[re.Match[str]]] = {}
+    for line in _LINE.finditer(text.rpartition(f"{LAUNCH_MARK}\n")[2]):
+        if _NOISE.match(line["text"]):
+            continue
+        if line["text"].startswith(" ") and line["rank"] in last_of:
+            last_of[line["rank"]].append(line)
+        else:
+            last_of[line["rank"]] = [line]
+            blocks.append(last_of[line["rank"]])
     lines: list[str] = []
     of_rank: Counter[tuple[str, str]] = Counter()
     shown: Counter[str] = Counter()
-    fresh: dict[str, bool] = {}
-    for line in _LINE.finditer(text.rpartition(f"{LAUNCH_MARK}\n")[2]):
-        rank, text = line["rank"], line["text"]
-        if _NOISE.match(text):
-            continue
-        if not text.startswith(" "):
-            of_rank[rank, text] += 1
-            fresh[rank] = shown[text] < (1 if _WARNING.search(text) else of_rank[rank, text])
-            shown[text] += fresh[rank]
-        if fresh.get(rank, True):
-            lines.append(line[0])
+    for block in blocks:
+        words = "\n".join(line["text"] for line in block)
+        of_rank[block[0]["rank"], words] += 1
+        if shown[words] < (1 if _WARNING.search(words) else of_rank[block[0]["rank"], words]):
+            shown[words] += 1
+            lines += [line[0] for line in block]
     return lines
 
 

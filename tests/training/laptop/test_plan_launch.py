@@ -560,19 +560,23 @@ te2: [1] [rank1]:     return forward(
 te2: [1] [rank1]:     ^^^^^^^^^^^^^^^
 te1: [0] [rank0]:     return forward(
 te1: [0] [rank0]:     ^^^^^^^^^^^^^^^
+te2: [1] [rank1]:     return forward(
+te2: [1] [rank1]:     ^^^^^^^^^^^^^^^
+te3: [2] [rank2]: Traceback (most recent call last):
 te2: [1] [rank1]: ValueError: only here
+te3: [2] [rank2]:     return backward(
 pdsh@te1: te1: ssh exited with exit code 70
 """
 
 
 def test_a_log_shows_once_what_the_ranks_wrote_since_the_last_start(run: Path, capsys):
-    """The lines of a stack stay together where a rank wrote one of them twice."""
+    """The lines of a stack stay together, where a rank wrote one of them twice and where ranks wrote at once."""
     for output in (EARLIER, WROTE.encode()):
         pass_on(io.BytesIO(output), run / "logs" / "launcher.log", queue.Queue(), threading.Event())
     cluster, lines = cluster_of(HereHead(run.parent)), WROTE.splitlines()
     attach.show_log(cluster, RUN, -1, facts=False, every_line=False)
     assert capsys.readouterr().out.splitlines()[:-1] == [
-        lines[number] for number in (3, 4, 10, 11, 13, 14, 17, 18, 19, 20)
+        lines[number] for number in (3, 4, 10, 11, 13, 14, 17, 18, 21, 23, 22, 24)
     ]
     attach.show_log(cluster, RUN, -1, facts=False, every_line=True)
     everything = capsys.readouterr().out

@@ -21,6 +21,7 @@ from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data.order import Order  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.model import init_adapter  # noqa: E402
+from training.node.strategies.optimizer import adamw  # noqa: E402
 from training.node.strategies.strategy import StepResult  # noqa: E402
 from training.recipe.strategy_rules import micro_steps  # noqa: E402
 
@@ -300,6 +301,13 @@ def test_a_run_with_a_loss_and_no_gradient_at_all_has_gone_wrong(loss, stepped, 
     from training.node.finetune import has_diverged
 
     assert has_diverged(loss, stepped) is wrong
+
+
+def test_vectors_and_the_biases_of_experts_do_not_decay():
+    sides = {"q_proj.lora_A.weight": (2, 3), "norm.weight": (3,), "experts.gate_up_proj_bias": (4, 6)}
+    trained = {name: torch.nn.Parameter(torch.ones(each)) for name, each in sides.items()}
+    groups = adamw(load_recipe("tiny", EXACT), trained).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 5.0), (2, 0.0)]
 
 
 def test_padded_and_offloaded_runs_are_the_same_training(on_one, on_two):

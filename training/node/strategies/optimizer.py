@@ -88,15 +88,16 @@ def restore_into(scaler: LossScalerBase | None, progress: OptimizerProgress) -> 
 OUTER = "outer_momentum"
 
 
-def adamw(recipe: Recipe, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Over what is trained alone; the learning rate is set before every step. Vectors do not decay: norms and biases,
-    as in transformers' Trainer, and DoRA's magnitudes."""
+def adamw(recipe: Recipe, trained: Mapping[str, torch.nn.Parameter]) -> torch.optim.AdamW:
+    """Over what is trained alone; the learning rate is set before every step. Norms and biases do not decay, as in
+    transformers' Trainer, and no other vectors, such as DoRA's magnitudes."""
     settings = recipe.optimizer
-    groups: list[dict[str, Any]] = [{"params": [*parameters]}]  # none at all where a rank trains nothing
-    if settings.weight_decay and (vectors := [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) < 2]):
+    steady = {name for name, p in trained.items() if len(getattr(p, "ds_shape", p.shape)) < 2 or name.endswith("bias")}
+    groups: list[dict[str, Any]] = [{"params": [*trained.values()]}]  # none at all where a rank trains nothing
+    if settings.weight_decay and steady:
         groups = [
-            {"params": [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": [p for name, p in trained.items() if name not in steady]},
+            {"params": [p for name, p in trained.items() if name in steady], "weight_decay": 0.0},
         ]
     return torch.optim.AdamW(
         groups,
@@ -133,7 +134,7 @@ class WholeOptimizer:
         self.masters = {
             name: torch.nn.Parameter(p.detach().to(home, torch.float32, copy=True)) for name, p in trained.items()
         }
-        self.adam = adamw(recipe, list(self.masters.values()))
+        self.adam = adamw(recipe, self.masters)
         self.scale = LossScale(recipe.dtype == "float16")
         """What the loss is multiplied with before its backward."""
         self.outer = None

@@ -103,7 +103,7 @@ class Zero:
         loaded = model.load(recipe, model_dir)
         self.write_config = model.config_writer(loaded)
         self._trainable = model.trainable_parameters(loaded)
-        optimizer = adamw(recipe, [p for p in loaded.parameters() if p.requires_grad])
+        optimizer = adamw(recipe, self._trainable)
         fused = dpo.loss_model(loaded, recipe)
         self.engine, *_ = deepspeed.initialize(model=fused, optimizer=optimizer, config=config)
         self._scaler = getattr(self.engine.optimizer, "loss_scaler", None)  # none in bf16 under zero1
