@@ -138,7 +138,7 @@ def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
 
     def parse_tasks() -> None:
         read = [*_read(program.core.unparsed, tasks)]
-        as_json = any(word == "--json" and kind is Word.FLAG for _, word, kind in read)
+        as_json = any(word.partition("=")[0] == "--json" and kind is Word.FLAG for _, word, kind in read)
         with only_json_on_stdout() if as_json else nullcontext():
             for task, word, kind in read[-1:]:
                 last = _argument(task, word, tasks) if kind is Word.FLAG else None
@@ -147,7 +147,7 @@ def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
             try:
                 parse()
             except ParseError as error:
-                raise Exit(not_understood(error, tasks), code=USER_MISTAKE) from None
+                raise Exit(not_understood(error, tasks), code=USER_MISTAKE) from error
 
     program.parse_tasks = parse_tasks
     if core := getattr(program, "core", None):  # none where no program runs: in a test

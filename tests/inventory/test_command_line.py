@@ -231,7 +231,7 @@ def test_with_json_an_error_too_is_one_value_on_stdout(task, tmp_path):
         assert isinstance(value, list)
 
 
-@pytest.mark.parametrize("flag", [["--nodes=x"], ["--colour"], ["--take"], ["more"]], ids=" ".join)
+@pytest.mark.parametrize("flag", [["--nodes=x"], ["--colour"], ["--take"], ["more"], ["--json=yes"]], ids=" ".join)
 def test_with_json_a_command_line_that_is_not_understood_is_one_value_on_stdout_too(flag):
     done = fab("plan", "--model=tiny", "--json", *flag)
     error = json.loads(done.stdout)["error"]

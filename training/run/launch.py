@@ -11,11 +11,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from training.run.folder import unit_of
 from training.text.files import bounded_json
-from training.text.problems import UNUSABLE, TrainingError
+from training.text.problems import UNUSABLE, TrainingError, first_problem
 
 ENV_FOLDER = "/data/env"
 NO_DATA_DISK = (
@@ -113,6 +115,9 @@ class Launch:
         raise IndexError(f"rank beyond the world size {self.world_size}")
 
 
+LAUNCH = TypeAdapter(Launch)
+
+
 def parse_steps(text: str, done: int = 0) -> tuple[int, int]:
     """The first and last step to profile, where `done` steps are done. Raises LaunchError."""
     match = _STEPS.fullmatch(text.strip())
@@ -134,13 +139,10 @@ def launch_text(launch: Launch) -> str:
 
 def parse_launch(text: str) -> Launch:
     """The launch in a JSON text. Raises ValueError where it is none."""
-    content: dict[str, Any] = bounded_json(text)
     try:
-        content["hosts"] = tuple(Host(**host) for host in content["hosts"])
-        content["arguments"] = tuple(content["arguments"])
-        return Launch(**content)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"no launch: {error}") from error
+        return LAUNCH.validate_python(bounded_json(text))
+    except ValidationError as error:
+        raise ValueError(f"no launch: {first_problem(error)}") from error
 
 
 def hostfile(hosts: Sequence[Host]) -> str:

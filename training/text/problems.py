@@ -1,5 +1,5 @@
 """The errors that end a command or a rank: their base classes and exit codes, and the sentences for misspelt keys,
-wrong values and files that are not UTF-8. Standard library only, apart from imports inside functions."""
+wrong values and files that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -120,9 +120,10 @@ def expected(problem: ErrorDetails) -> str:
 def first_problem(error: ValidationError) -> str:
     """The first value that cannot be, and what is expected in its place."""
     first = error.errors()[0]
-    name = first["loc"][0] if first["loc"] else "it"
+    if not first["loc"]:  # all of it
+        return expected(first)
     value = "missing" if first["type"] == "missing" else f"{first['input']!r:.60}: {expected(first)}"
-    return f"{name} is {value}"
+    return f"{first['loc'][0]} is {value}"
 
 
 LINES = 256

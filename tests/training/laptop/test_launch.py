@@ -217,6 +217,26 @@ def test_launch_json_comes_back_as_it_was_written():
     assert parse_launch(launch_text(LAUNCH)) == LAUNCH
 
 
+HOST = {"name": "te1", "private_address": "10.0.0.1", "slots": 1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"hosts": [HOST | {"slots": "many"}]},
+        {"hosts": [HOST | {"name": 5}]},
+        {"hosts": [HOST | {"price_h": "abc"}]},
+        {"hosts": 3},
+        {"env": {"A": 1}},
+        {"stop_grace_s": None},
+    ],
+    ids=str,
+)
+def test_a_launch_with_a_value_of_another_kind_is_none(changed):
+    with pytest.raises(ValueError, match="no launch"):
+        parse_launch(json.dumps(json.loads(launch_text(LAUNCH)) | changed))
+
+
 def test_a_stop_of_the_unit_reaches_only_the_supervisor_and_waits_for_the_grace():
     argv = unit_argv(LAUNCH)
     assert argv[:4] == ["systemd-run", "--unit=spotune-tiny-20260131-154500", "--collect", "--quiet"]
