@@ -63,9 +63,9 @@ def sentences(interrupted: str = "interrupted") -> Iterator[None]:
 
 
 def _of_this_disk(error: OSError) -> bool:
-    """Whether this machine's disk is to blame: any file of spotune's state, or a disk that is full, read-only or has no
-    locks."""
-    full = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOLCK}
+    """Whether this machine's disk is to blame: any file of spotune's state, or a disk that is full, read-only, broken
+    or has no locks."""
+    full = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOLCK, errno.ENOTSUP, errno.EIO}
     return error.errno in full or str(error.filename or "").startswith(str(state_folder()))
 
 

@@ -141,7 +141,11 @@ def _reached(
 def _ssh_config(host: str, user: str | None, port: int | None, usual_user: str) -> dict[str, list[str]]:
     """What `ssh -p PORT USER@HOST` would use, by the keys of ~/.ssh/config in small letters, with all tokens replaced.
     `usual_user`: where neither `user` nor the file names one; empty: ssh's own default."""
-    file, me = SSH_CONFIG.expanduser(), pwd.getpwuid(os.getuid()).pw_name
+    file = SSH_CONFIG.expanduser()
+    try:
+        me = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise SettingsError(f"user id {os.getuid()} has no name on this machine, and ssh needs one") from None
     options = [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
     values = _printed("", "-F", str(file) if file.exists() else "none", *options)
     if usual_user and not user and values["user"] == [me]:  # named in the file, or ssh's own default

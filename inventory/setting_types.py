@@ -92,7 +92,13 @@ UserName = Annotated[
     spelled(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*", "letters, digits and _ . @ + - are expected, a letter, digit or _ first"),
 ]
 """It becomes an argument of ssh: nothing that could be read as an option."""
-Reachable = Annotated[str, spelled(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*", "a host name or an IP address is expected")]
+Reachable = Annotated[
+    str,
+    spelled(
+        r"[A-Za-z0-9][A-Za-z0-9_.-]*|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f.:]*(%[A-Za-z0-9_.-]+)?",
+        "a host name or an IP address is expected, without a port, which has a key of its own",
+    ),
+]
 """A host name or an address, as an argument of ssh."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 

@@ -303,6 +303,7 @@ def test_an_error_nobody_expected_keeps_its_traceback():
     [
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.ENOLCK, "No locks available"),
+        OSError(errno.ENOTSUP, "Operation not supported"),
         PermissionError(errno.EACCES, "Permission denied", str(state_folder() / "clusters")),
     ],
 )

@@ -231,8 +231,10 @@ def test_a_boolean_is_no_number_of_gpus(tmp_path):
     assert "nodes.0.gpus" in line
 
 
-@pytest.mark.parametrize("address", ["-oProxyCommand=touch x", "-v", "gpu example", "gpu\\u0007", ""])
-def test_an_address_cannot_become_an_option_of_ssh(tmp_path, address):
+@pytest.mark.parametrize(
+    "address", ["-oProxyCommand=touch x", "-v", "gpu example", "gpu\\u0007", "", "192.0.2.1:22", "gpu:22"]
+)
+def test_an_address_has_no_port_and_cannot_become_an_option_of_ssh(tmp_path, address):
     node = f'name = "te1"\naddress = "{address}"\nprivate_address = "10.0.0.1"'
     (line,) = problems(tmp_path, static(tmp_path, node))
     assert "nodes.0.address" in line

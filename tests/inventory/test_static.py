@@ -190,6 +190,14 @@ def test_a_user_that_the_ssh_config_names_counts_also_where_ssh_would_take_it_an
         assert node.user == user
 
 
+def test_a_user_id_without_a_name_is_no_traceback(tmp_path, monkeypatch):
+    """As of a container that was started with `--user 4711`."""
+    settings = load_settings(settings_file(tmp_path, ALIAS.replace("{table}", "")))
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 4711)
+    with pytest.raises(SettingsError):
+        static_nodes(settings)
+
+
 def test_pyinfra_knows_hosts_by_the_lines_that_can_be_read_and_names_the_others(tmp_path, capsys):
     cluster = load_cluster(settings_file(tmp_path, TWO))
     good = "203.0.113.7 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ7VcVxOeWnIYlrBGGo3mpe4rLpi6Y0ZzU2iGV0K9y0n\n"

@@ -145,6 +145,9 @@ def _of_training(folder: Path) -> list[Path]:
         except DataError as error:
             raise DataError(f"{folder}: {error}") from error
         return [folder / name for name in chosen]
+    for state in (file for file in files if file.name == splits.STATE):
+        if lacking := [name for name in _counted(state) if not (state.parent / name).is_file()]:
+            raise DataError(f"{state}: the files of this data set are not all here: {splits.some(lacking)} missing")
     return [file for file in files if file.suffix.lower() != ARROW or _is_counted(file)]
 
 
@@ -162,9 +165,13 @@ def _configs(readme: Path) -> Any:
 
 def _is_counted(file: Path) -> bool:
     """Whether a file of Arrow is data: datasets leaves old shards and its cached copies beside them."""
-    files = _listed(file.with_name(splits.STATE), "_data_files")
-    counted = [each.get("filename") for each in files if isinstance(each, dict)]
+    counted = _counted(file.with_name(splits.STATE))
     return file.name in counted if counted else not file.name.startswith("cache-")
+
+
+def _counted(state: Path) -> list[str]:
+    """The names of the files of a saved data set."""
+    return [str(each.get("filename")) for each in _listed(state, "_data_files") if isinstance(each, dict)]
 
 
 def _listed(file: Path, key: str) -> list[Any]:

@@ -724,6 +724,14 @@ def test_of_a_saved_data_set_the_files_that_its_state_names_are_read(tmp_path, s
             data_files(tmp_path)
 
 
+def test_a_saved_data_set_without_one_of_its_files_is_refused(tmp_path):
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (tmp_path / names[0]).write_bytes(b"")
+    with pytest.raises(DataError, match=names[1]):
+        data_files(tmp_path)
+
+
 def test_every_epoch_sees_every_row_once_in_another_order():
     order = Order(rows=10, seed=3, global_batch=5)
     first, second = order.step(0) + order.step(1), order.step(2) + order.step(3)
