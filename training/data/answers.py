@@ -27,11 +27,16 @@ class Rendered:
     """Outside any chat template: begins and ends with the tokenizer's own tokens for that."""
 
 
-class Answers:
-    """The answers of conversations under one chat template, or, for `everything`, all of each conversation."""
+FEW = 16
+"""So many answers of a conversation are rendered wherever they begin."""
 
-    def __init__(self, chat: ChatTemplate, everything: bool) -> None:
-        self.chat, self.everything = chat, everything
+
+class Answers:
+    """The answers of conversations under one chat template, or, for `everything`, all of each conversation. Of many
+    that need renderings of their own those that begin within `max_length` tokens, and the last."""
+
+    def __init__(self, chat: ChatTemplate, everything: bool, max_length: int) -> None:
+        self.chat, self.everything, self.max_length = chat, everything, max_length
         self._habits: dict[Hashable, Habits | str] = {}
 
     def of(self, record: Record) -> list[Rendered]:
@@ -47,16 +52,28 @@ class Answers:
             return [Rendered(text, ((0, len(text)),))]
         habits = self._probed(record)
         whole, spans = self._framed(record, turns, habits)
-        rest = [place for place in learned(record) if place not in spans]
+        rest = self._reached(record, [place for place in learned(record) if place not in spans])
         apart = self.chat.stretches(turns, record.tools, rest, habits.alone)
         whole = whole or self._whole(turns, record.tools, apart, habits)
         spans |= {one.place: (one.start, habits.endings[one.place].within(one)) for one in apart}
         texts = {one.place: one.text for one in apart}
-        answers = [(texts.get(place, whole), spans[place]) for place in learned(record)]
-        for place, (text, (start, end)) in zip(learned(record), answers, strict=True):
+        answers = {place: (texts.get(place, whole), spans[place]) for place in learned(record) if place in spans}
+        for place, (text, (start, end)) in answers.items():
             _refuse_dropped(_words(record, [place]), text[start:end])
         _refuse_dropped(_words(record, told(record)), whole)
-        return _joined(whole, answers)
+        return _joined(whole, answers.values())
+
+    def _reached(self, record: Record, places: Sequence[int]) -> Sequence[int]:
+        """Of the answers that are rendered each with all before it those that `max_length` may leave something of, by
+        the words that stand before them; and the last, which tells how long the conversation is."""
+        if len(places) <= FEW:
+            return places
+        shown = [
+            "\n".join(words for what, words in probe.words_of(turn) if what == probe.CONTENT) for turn in record.turns
+        ]
+        encoded = self.chat.tokenizer(shown, add_special_tokens=False, verbose=False)["input_ids"]
+        before = [0, *accumulate(map(len, encoded))]
+        return [place for place in places if before[place] < self.max_length or place == places[-1]]
 
     def prompt(self, record: Record) -> str:
         """What asks for an answer to the record's turns. BadRecord names what the template drops."""

@@ -103,7 +103,7 @@ class Encoder:
         if key not in self._answers:
             if len(self._answers) >= MOST_KEPT:  # a date in every record would fill the memory
                 self._answers.clear()
-            self._answers[key] = Answers(ChatTemplate(self.tokenizer, args), self.train_on == "all")
+            self._answers[key] = Answers(ChatTemplate(self.tokenizer, args), self.train_on == "all", self.max_length)
         return self._answers[key]
 
     def samples(self, rendered: Sequence[Rendered]) -> list[tuple[Sample, int]]:

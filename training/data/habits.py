@@ -2,8 +2,8 @@
 
 A probe is rendered, whose every part is a word of its own: it shows what the template drops, and what of the template's
 own text belongs to an answer. Where an answer lies is certain only with nothing behind it. To render each so takes the
-square of the turns; so of answers that stand alike (`_alike`) the first and the last are, and the others are held
-against the text around these two.
+square of the turns; so of answers that stand alike (`_alike`) the first and the last are. Where the whole conversation
+shows these two as they are, the others are held against the text around them; elsewhere they end as these two do.
 """
 
 from __future__ import annotations
@@ -154,8 +154,10 @@ class _Trial:
         for group in groups:
             (ending, frame), *others = {self._kind(place, endings) for place in dict.fromkeys((group[0], group[-1]))}
             for place in group:
-                if frame and not others and self._fits(frame, place):
-                    endings[place], frames[place] = ending, (self.first[place], frame)
+                if not others and (frame is None or self._fits(frame, place)):
+                    endings[place] = ending
+                    if frame:
+                        frames[place] = self.first[place], frame
                 elif place not in endings:
                     self._kind(place, endings)
         return Habits(endings, frozenset(), frames, len(self.marks) - 1)

@@ -13,7 +13,7 @@ from training.data.turns import THOUGHT, THOUGHT_MARK, Turn
 
 Fresh = Callable[[str, str], str]
 """Another text, for what it stands for and the text that stood there."""
-ARGUMENTS = "the arguments of a tool call"
+CONTENT, ARGUMENTS = "the content", "the arguments of a tool call"
 WORD = re.compile(r"zq\d+qz")
 MARK = "\ue0aa"
 """Of Unicode's private use: no words have it, and no template."""
@@ -93,7 +93,7 @@ def _pattern(text: str) -> Hashable:
 
 
 def _rewritten(turn: Turn, fresh: Fresh) -> Turn:
-    rewritten = {**turn, "content": _reworded(turn["content"], fresh, "the content")}
+    rewritten = {**turn, "content": _reworded(turn["content"], fresh, CONTENT)}
     if THOUGHT in turn:
         rewritten[THOUGHT] = _reworded(turn[THOUGHT], fresh, f"the {THOUGHT}")
     if "tool_calls" in turn:
@@ -118,7 +118,7 @@ def _recalled(call: Mapping[str, Any], fresh: Fresh) -> dict[str, Any]:
 
 def words_of(turn: Turn) -> Iterator[tuple[str, str]]:
     """(what it is, the text) for each part of a real turn that a template has to show."""
-    for what, key in (("the content", "content"), (f"the {THOUGHT}", THOUGHT)):
+    for what, key in ((CONTENT, "content"), (f"the {THOUGHT}", THOUGHT)):
         pieces = THOUGHT_MARK.split(turn.get(key, ""))
         for place, piece in enumerate(pieces):
             if not THOUGHT_MARK.fullmatch(piece):

@@ -14,6 +14,7 @@ from tests.support.chat_templates import (
     MARKED,
     MARKED_SHORT,
     OPENS_THOUGHTS,
+    QWEN3,
     TAIL,
     TEXT_ARGUMENTS,
     THINKING,
@@ -457,3 +458,26 @@ def test_a_long_conversation_is_rendered_as_often_as_a_short_one(tokenizer, monk
         assert learned.count("<|im_end|>") == sum(turn["role"] == "assistant" for turn in turns)
         assert learned.count("answer") == exchanges and "question" not in learned and "rain" not in learned
     assert counts[:2] == counts[2:]
+
+
+@pytest.mark.parametrize("max_length", [1200, 100_000])
+def test_of_many_answers_that_are_rendered_alone_those_beyond_max_length_take_no_rendering(
+    tokenizer, monkeypatch, max_length
+):
+    """Qwen3 shows an answer's thoughts until others follow, so that each answer is a sample with all before it."""
+    rendered, once = [], ChatTemplate.text
+    monkeypatch.setattr(ChatTemplate, "text", lambda *args, **more: rendered.append(1) or once(*args, **more))
+    tokenizer.chat_template = QWEN3
+    encoder, counts, samples = Encoder(tokenizer, max_length, "assistant"), [], []
+    for exchanges in (60, 120):
+        turns = [
+            turn | ({"reasoning_content": "hm"} if "answer" in turn["content"] else {}) for turn in _chat(exchanges)
+        ]
+        rendered.clear()
+        made = encoder.samples(encoder.rendered(recognised({"messages": turns})))
+        counts.append(len(rendered))
+        samples.append([list(sample.ids) for sample, _ in made if sample.learned])
+    if max_length == 1200:
+        assert counts[0] == counts[1] and samples[0] == samples[1] and 16 < len(samples[0]) < 60
+    else:
+        assert [len(each) for each in samples] == [60, 120]
