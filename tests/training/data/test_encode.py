@@ -469,7 +469,7 @@ def test_of_many_answers_that_are_rendered_alone_those_beyond_max_length_take_no
     monkeypatch.setattr(ChatTemplate, "text", lambda *args, **more: rendered.append(1) or once(*args, **more))
     tokenizer.chat_template = QWEN3
     encoder, counts, samples = Encoder(tokenizer, max_length, "assistant"), [], []
-    for exchanges in (60, 120):
+    for exchanges in (120, 240):
         turns = [
             turn | ({"reasoning_content": "hm"} if "answer" in turn["content"] else {}) for turn in _chat(exchanges)
         ]
@@ -478,6 +478,6 @@ def test_of_many_answers_that_are_rendered_alone_those_beyond_max_length_take_no
         counts.append(len(rendered))
         samples.append([list(sample.ids) for sample, _ in made if sample.learned])
     if max_length == 1200:
-        assert counts[0] == counts[1] and samples[0] == samples[1] and 16 < len(samples[0]) < 60
+        assert counts[0] == counts[1] and samples[0] == samples[1] and 16 < len(samples[0]) < 120
     else:
-        assert [len(each) for each in samples] == [60, 120]
+        assert [len(each) for each in samples] == [120, 240]
