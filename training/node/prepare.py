@@ -63,6 +63,10 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as pool:
         counted = pool.submit(shape)
         answer = _prepare(run, recipe, models, skip_bad) | {"outline": counted.result().to_outline()}
+    if recipe.tuning == "lora" and (recipe.lora.named_targets or recipe.lora.modules_to_save):
+        from training.node.model import whole_model  # here: DeepSpeed takes seconds, and most recipes name no module
+
+        whole_model(recipe, models / recipe.model_dir)  # refuses what it does not have
     (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     return answer
 

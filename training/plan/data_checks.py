@@ -11,7 +11,7 @@ from training.recipe.reading import with_changes
 from training.recipe.recipe import Recipe
 from training.text.counts import many, plain
 
-PLAIN = {"text", "prompt/completion", "preference"}
+PLAIN = {"text", "prompt/completion", "alpaca", "preference"}
 """Shapes of data that can be learned without a chat template."""
 
 FEW_RECORDS = 100

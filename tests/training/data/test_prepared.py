@@ -357,6 +357,14 @@ def test_prepare_of_bad_data_ends_with_exit_code_2_and_the_reason(house):
     assert answer["report"]["bad"] == 1 and "line 61" in answer["skipped"][0]
 
 
+@pytest.mark.parametrize("key", ["targets", "modules_to_save"])
+def test_a_module_that_the_model_does_not_have_is_refused_before_any_rank_starts(house, key):
+    recipe = load_recipe("tiny", {"lora.targets": '["v_proj"]', f"lora.{key}": '["q_proj", "nope"]'})
+    done = _prepare(_run_folder(house, f"of-{key}", recipe, ("train.jsonl", LINES)))
+    assert done.returncode == 2 and f"lora.{key}: tiny has no module nope" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _small(house, **config):
     """The name of a model folder whose config.json says this."""
     folder = house / "models" / f"small{len(list((house / 'models').iterdir()))}"

@@ -147,7 +147,8 @@ def test_plain_text_has_no_turns_and_needs_no_template():
 
 def test_turns_without_a_chat_template_are_refused_and_pairs_are_not():
     assert found(plan(facts(template=False)), "chat template").severity == "error"
-    assert found(plan(facts(template=False, shape="prompt/completion")), "chat template").severity == "ok"
+    for plain in ("prompt/completion", "alpaca"):
+        assert found(plan(facts(template=False, shape=plain)), "chat template").severity == "ok"
 
 
 def test_the_models_own_stops_come_from_generation_config_then_config_then_tokenizer():
