@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
-from paramiko import SFTPError, SSHException
+from paramiko import ChannelException, SFTPError, SSHException
 from pyinfra import host, logger, state
 from pyinfra.api import Host, StringCommand, operation, output
 from pyinfra.api.command import PyinfraCommand
@@ -33,6 +33,7 @@ from inventory.cloud.errors import RentError
 from inventory.renting.intents import alone
 from inventory.renting.tags import StateFiles
 from inventory.shown import shown_in_colour
+from inventory.ssh import channel_error
 from training.text.files import SFTP_GARBAGE, SHELL_ADVICE, Frame
 
 Run = Callable[..., tuple[bool, CommandOutput]]
@@ -45,7 +46,10 @@ def framed(run: Run) -> Run:
     def run_framed(self: Any, command: StringCommand | str, *args: Any, **kwargs: Any) -> tuple[bool, CommandOutput]:
         frame = Frame()
         before, _, after = frame.around("\0").partition("\0")
-        status, output = run(self, StringCommand(before, command, after, _separator=""), *args, **kwargs)
+        try:
+            status, output = run(self, StringCommand(before, command, after, _separator=""), *args, **kwargs)
+        except ChannelException as error:
+            raise SSHException(channel_error(error)) from None
         answer, greeting = frame.split("".join(f"{line}\n" for line in output.stdout_lines))
         if greeting and not vars(self).setdefault("greeted", False):
             self.greeted = True

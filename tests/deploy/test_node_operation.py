@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paramiko import ChannelException, SSHException
 
 from deploy.network import IpJson
+from deploy.node_operation import framed
 from deploy.trust import SSHD_CONFIG, NodeKeys, authorized_keys, known_hosts
 from inventory.renting.intents import alone
 from inventory.renting.tags import StateFiles
@@ -137,3 +140,11 @@ def test_sshd_is_asked_again_when_only_the_file_is_right() -> None:
     assert any("systemctl try-reload-or-restart ssh" in command for command in found["told"]["te1"])
     shut = deploy("deploy.trust.share_trust", {"te1": settled("te1")})
     assert not any("systemctl try-reload" in command for command in shut["told"]["te1"])
+
+
+def test_an_sshd_that_opens_no_further_session_is_named():
+    def run(*args, **kwargs):
+        raise ChannelException(2, "Connect failed")
+
+    with pytest.raises(SSHException, match="MaxSessions"):
+        framed(run)(SimpleNamespace(), "true")
