@@ -104,6 +104,62 @@ def test_calls_in_other_spellings_are_the_same(written):
     assert call.get("id", "7") == "7"
 
 
+@pytest.mark.parametrize("arguments", [{"city": "上海"}, '{"city": "上海"}'])
+def test_arguments_may_be_called_parameters(arguments):
+    function = {"name": "weather", "parameters": arguments}
+    for call in (function, {"function": function}):
+        called = {"messages": [*_asking({}, tool_calls=[call])]}
+        spoken = [
+            _turn("human", "q"),
+            _turn("function_call", json.dumps(call)),
+            _turn("observation", "雨"),
+            GREETING[2],
+        ]
+        for record in (called, {"conversations": spoken}):
+            (made,) = recognised(record).turns[1]["tool_calls"]
+            assert made["function"] == {"name": "weather", "arguments": {"city": "上海"}}
+
+
+WHERE = {"city": "上海"}
+UNREAD = {
+    **{key: {"name": "weather", key: WHERE} for key in ("args", "input", "argument", "params")},
+    "arguments": {"function": {"name": "weather"}, "arguments": WHERE},
+    "parameters": {"name": "weather", "arguments": " ", "parameters": WHERE},
+}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_a_call_whose_arguments_stand_where_nobody_reads_them_is_refused_by_their_key(key):
+    for turns in (_asking({}, tool_calls=[UNREAD[key]]), [ASKING[0], _turn("tool_call", json.dumps(UNREAD[key]))]):
+        with pytest.raises(BadRecord) as refused:
+            recognised({"messages": [*turns]})
+        assert key in str(refused.value).split()
+
+
+@pytest.mark.parametrize(
+    ("bad", "more"),
+    [
+        (True, {"function_call": {"name": "other", "arguments": "{}"}}),
+        (False, {"function_call": {"name": "weather", "arguments": '{"city": "上海"}'}}),
+        (True, {"role": "tool_call", "tool_calls": None, "function_call": CALL["function"], "content": "[]"}),
+    ],
+)
+def test_a_second_spelling_of_a_turns_calls_says_the_same(bad, more):
+    turns = [*ASKING, _turn("assistant", "下雨。")]
+    turns[1] = turns[1] | more
+    if bad:
+        with pytest.raises(BadRecord):
+            recognised({"messages": turns})
+    else:
+        assert recognised({"messages": turns}).turns == recognised({"messages": [*ASKING, turns[3]]}).turns
+
+
+@pytest.mark.parametrize("calls", [{"function_call": CALL["function"]}, {"tool_calls": [CALL]}])
+def test_the_assistant_alone_calls(calls):
+    with pytest.raises(BadRecord):
+        recognised({"messages": [ASKING[0], _turn("user", "q") | calls, GREETING[0]]})
+
+
 @pytest.mark.parametrize("value", [{"rain": 0, "in": "上海"}, [1, {"a": "b"}], [{"a": "b"}], 21.5])
 def test_what_a_tool_gives_may_be_any_value(value):
     turns = [*ASKING[:2], _turn("tool", value, tool_call_id=7), _turn("assistant", "下雨。")]
