@@ -703,8 +703,30 @@ def test_of_a_data_set_the_training_split_is_taken_and_one_kind_of_file():
 
 
 @pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (["default/train/0000.parquet", "default/train/0001.parquet"], "default/train"),
+        (["data/000.parquet", "data/001.parquet"], "data"),
+        (["sample/000_00000.parquet", "sample/000_00001.parquet", "sample/001_00000.parquet"], "sample"),
+        (["part1.jsonl", "part2.jsonl"], "part"),
+        (["train1.jsonl", "train2.jsonl", "train10.jsonl"], "train"),
+        (["v1/part-1.jsonl", "v1/part-2.jsonl"], "v1/part"),
+        (["llama2-00000-of-00002.jsonl", "llama2-00001-of-00002.jsonl"], "llama2"),
+        (["qa_v1-00000-of-00002.jsonl", "qa_v1-00001-of-00002.jsonl"], "qa_v1"),
+        (["train-1-of-2-0123456789abcdef.jsonl", "train-2-of-2-fedcba9876543210.jsonl"], "train"),
+    ],
+)
+def test_files_whose_names_differ_in_a_number_at_their_end_are_one_part(names, part):
+    assert sorted(chosen_files(names)) == sorted(chosen_files([*names, "other.jsonl"], choice=part)) == sorted(names)
+
+
+@pytest.mark.parametrize(
     "names",
     [
+        ["v1/0000.parquet", "v2/0000.parquet"],
+        ["qa-v1.jsonl", "qa-v2.jsonl"],
+        ["qa_v1-00000-of-00001.jsonl", "qa_v2-00000-of-00001.jsonl"],
+        ["llama2-00000-of-00001.jsonl", "llama3-00000-of-00001.jsonl"],
         ["only_test.json", "a.txt"],
         ["data/en/train.jsonl", "data/zh/train.jsonl"],
         ["v1/train-00000-of-00001.parquet", "v2/train-00000-of-00001.parquet"],
