@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from training.data.json_text import kind_of, parsed, text_of
+from training.data.json_text import as_json, kind_of, parsed, text_of
 from training.data.sample import BadRecord
 
 Turn = dict[str, Any]
@@ -68,6 +67,18 @@ def turns_of(turns: Any, key: str) -> list[Turn]:
     if not isinstance(turns, list) or not turns:
         raise BadRecord(f"{key} must be a list of at least one turn, found {kind_of(turns)}")
     return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
+
+
+def tools_of(tools: Any) -> list[dict[str, Any]]:
+    """The tools that a record offers, which may be JSON in a text. Raises BadRecord."""
+    if isinstance(tools, str) and tools.strip():
+        tools = parsed(tools, "tools")
+    if not tools:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRecord("tools must be a list of objects")
+    as_json(tools, "tools")
+    return tools
 
 
 def speaker(turn: Any) -> Any:
@@ -133,7 +144,7 @@ def _content(content: Any, place: int, role: str) -> Any:
     tool gives may be any value, which models get as JSON."""
     parts = isinstance(content, list) and content and all(isinstance(part, dict) for part in content)
     if role == "tool" and not isinstance(content, str | None) and not (parts and all("type" in it for it in content)):
-        return json.dumps(content, ensure_ascii=False)
+        return as_json(content, f"the content of turn {place}")
     if not parts:
         return content
     kinds = dict.fromkeys(str(part.get("type", "text")) for part in content)
@@ -176,6 +187,7 @@ def _tool_call(call: Any, place: int) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise BadRecord(f"the {key} of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
+    as_json(arguments, f"the {key} of a tool call of turn {place}")
     normalised: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(name := _numbered(call.get("id")), str):
         normalised["id"] = name

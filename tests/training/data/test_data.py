@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import zipfile
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,21 @@ def test_what_a_tool_gives_may_be_any_value(value):
     turns = [*ASKING[:2], _turn("tool", value, tool_call_id=7), _turn("assistant", "下雨。")]
     result = recognised({"messages": turns}).turns[2]
     assert json.loads(result["content"]) == value and result["tool_call_id"] == "7"
+
+
+@pytest.mark.parametrize("value", [date(2026, 1, 1), Decimal("1.50"), b"\xff", float("nan"), [{"a": float("inf")}]])
+def test_a_value_of_parquet_that_no_json_has_makes_a_bad_record_wherever_the_model_would_see_it(value):
+    call, answer = _turn("assistant", "", tool_calls=[{"name": "weather"}]), _turn("assistant", "下雨。")
+    calls = [{"name": "weather", "arguments": {"a": value}}]
+    for record in (
+        {"messages": [ASKING[0], call, _turn("tool", {"a": value}), answer]},
+        {"messages": [ASKING[0], _turn("assistant", "", tool_calls=calls)]},
+        {**CHAT, "tools": [TOOLS[0] | {"a": value}]},
+        {**CHAT, "template_args": {"a": value}},
+    ):
+        with pytest.raises(BadRecord):
+            recognised(record)
+    assert recognised({"messages": [turn | {"timestamp": value} for turn in CHAT["messages"]]}) == recognised(CHAT)
 
 
 def test_a_call_may_be_written_as_text():
