@@ -55,6 +55,8 @@ _DECIDES = re.compile("train|loss|weight|mask|label|learn|ignore|skip", re.IGNOR
 _TEXT_PARTS = {"text", "input_text", "output_text"}
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Columns of what is no text."""
+_PARTS = {*_TEXT_PARTS, *MEDIA, "image_url", "input_image", "video_url", "audio_url", "input_audio"}
+"""Types of the parts of a content; objects of another type are what a tool gives."""
 
 
 def media(who: str, kinds: Iterable[str], where: str = "") -> BadRecord:
@@ -143,7 +145,9 @@ def _content(content: Any, place: int, role: str) -> Any:
     """The text of a turn; that of its parts together, where it is written in parts as models that see take it. What a
     tool gives may be any value, which models get as JSON."""
     parts = isinstance(content, list) and content and all(isinstance(part, dict) for part in content)
-    if role == "tool" and not isinstance(content, str | None) and not (parts and all("type" in it for it in content)):
+    if role == "tool" and parts:
+        parts = all(str(part.get("type")) in _PARTS for part in content)
+    if role == "tool" and not isinstance(content, str | None) and not parts:
         return as_json(content, f"the content of turn {place}")
     if not parts:
         return content

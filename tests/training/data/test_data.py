@@ -162,11 +162,27 @@ def test_the_assistant_alone_calls(calls):
         recognised({"messages": [ASKING[0], _turn("user", "q") | calls, GREETING[0]]})
 
 
-@pytest.mark.parametrize("value", [{"rain": 0, "in": "上海"}, [1, {"a": "b"}], [{"a": "b"}], 21.5])
+TYPED = [
+    [{"type": "flight", "id": 1}, {"type": "hotel"}],
+    [{"type": "text", "text": "a"}, {"type": "hotel"}],
+    [{"type": ["text"]}],
+    [{"type": 1}],
+]
+
+
+@pytest.mark.parametrize("value", [{"rain": 0, "in": "上海"}, [1, {"a": "b"}], [{"a": "b"}], 21.5, *TYPED])
 def test_what_a_tool_gives_may_be_any_value(value):
     turns = [*ASKING[:2], _turn("tool", value, tool_call_id=7), _turn("assistant", "下雨。")]
     result = recognised({"messages": turns}).turns[2]
     assert json.loads(result["content"]) == value and result["tool_call_id"] == "7"
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "input_audio"])
+def test_a_tool_that_gives_more_than_text_makes_a_bad_record_and_its_parts_of_text_are_its_content(kind):
+    parts = [{"type": "text", "text": "雨"}, {"type": "text", "text": "。"}]
+    assert _said({"messages": [*ASKING[:2], _turn("tool", parts), _turn("assistant", "下雨。")]})[2] == ("tool", "雨。")
+    with pytest.raises(BadRecord):
+        recognised({"messages": [*ASKING[:2], _turn("tool", [*parts, {"type": kind}]), _turn("assistant", "下雨。")]})
 
 
 @pytest.mark.parametrize("value", [date(2026, 1, 1), Decimal("1.50"), b"\xff", float("nan"), [{"a": float("inf")}]])
