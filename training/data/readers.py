@@ -149,15 +149,16 @@ def _of_training(folder: Path) -> list[Path]:
 
 
 def _configs(readme: Path) -> Any:
-    """The configurations that a data set's README names, as the Hub has them."""
+    """The configurations that a data set's README names, as the Hub has them; none where its metadata cannot be read:
+    a README beside one's own data need not be written for the Hub."""
     if not readme.is_file():
         return None
     from huggingface_hub import metadata_load
 
     try:
         return (metadata_load(readme) or {}).get("configs")
-    except Exception as error:  # what is no YAML raises errors that have no base in common
-        raise DataError(f"{readme}: its metadata are no YAML: {' '.join(str(error).split())}") from error
+    except Exception:  # what is no YAML raises errors that have no base in common
+        return None
 
 
 def _is_counted(file: Path) -> bool:

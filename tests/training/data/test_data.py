@@ -809,10 +809,13 @@ def test_a_folder_with_a_data_sets_readme_is_read_as_it_says(tmp_path):
     readme.write_text("---\nconfigs:\n- config_name: new\n  default: true\n  data_files: new/*\n---\n")
     assert data_files(tmp_path) == [tmp_path / "new" / "train.jsonl"]
     assert "old/train.jsonl" in ignored_files_note(tmp_path)
-    readme.write_text("---\nconfigs: [\n---\n")
+    readme.write_text("---\nconfigs:\n  new: new/*\n---\n")
     with pytest.raises(DataError):
         data_files(tmp_path)
-    readme.write_text("---\nlicense: mit\n---\n")
+    for words in ("---\nlicense: mit\n---\n", "---\nconfigs: [\n---\n", "---\ntitle:\tx: y\n---\n", "---\n- a\n---\n"):
+        readme.write_text(words)
+        assert len(data_files(tmp_path)) == 2
+    readme.write_bytes("# 数据\n".encode("gbk"))
     assert len(data_files(tmp_path)) == 2
 
 
