@@ -21,7 +21,7 @@ from training.data.json_text import (
     worded,
 )
 from training.data.sample import BadRecord, DataError
-from training.data.turns import CALLED, MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, speaker, tools_of, turns_of
+from training.data.turns import CALL, CALLED, MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, speaker, tools_of, turns_of
 from training.recipe.tables import DPO, wrong_args
 
 Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text", "preference"]
@@ -332,7 +332,7 @@ def _without_beginning(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[d
 
 
 def _is_answer(turn: Any) -> bool:
-    return CALLED.get(str(speaker(turn))) == "assistant"
+    return CALLED.get(str(speaker(turn))) in ("assistant", CALL)
 
 
 def _as_turns(answer: Any) -> Any:

@@ -654,6 +654,15 @@ def test_a_prompt_file_of_another_kind_is_named(tmp_path):
         read_questions(_zip(tmp_path / "prompts.jsonl", "xl/workbook.xml"))
 
 
+@pytest.mark.parametrize("who", ["function_call", "tool_call", None])
+def test_a_prompt_record_that_ends_in_a_call_asks_what_stands_before_it(tmp_path, who):
+    call = _turn(who, json.dumps(CALL["function"])) if who else ASKING[1]
+    turns = [_turn("user", "a"), _turn("assistant", "b"), ASKING[0], call]
+    assert read_questions(_file(tmp_path, {"messages": turns})) == [{"messages": turns[:3]}]
+    spoken = [{"from": "human", "value": "q"}, {"from": call["role"], "value": call["content"]}]
+    assert read_questions(_file(tmp_path, {"conversations": spoken[: 2 if who else 1]})) == [{"prompt": "q"}]
+
+
 def test_what_is_no_data_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"the file is empty"):
         check(_file(tmp_path))
