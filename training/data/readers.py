@@ -130,8 +130,9 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def _of_training(folder: Path) -> list[Path]:
-    """The visible files of a folder: of save_to_disk those of the training split that its state counts, beside a
-    README with configurations those to train on, else all. DataError where several could be meant."""
+    """The visible files of a folder in the order of their names, which the head reads them in too: of save_to_disk
+    those of the training split that its state counts, beside a README with configurations those to train on, else all.
+    DataError where several could be meant."""
     if (folder / splits.OF_SPLITS).is_file():
         names = [str(name) for name in _listed(folder / splits.OF_SPLITS, "splits")]
         training = splits.training_splits(names)
@@ -144,7 +145,7 @@ def _of_training(folder: Path) -> list[Path]:
             chosen = splits.chosen_files([file.relative_to(folder).as_posix() for file in files], configs)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from error
-        return [folder / name for name in chosen]
+        return sorted(folder / name for name in chosen)
     return [file for file in files if file.suffix.lower() != ARROW or _is_counted(file)]
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,7 +20,7 @@ import pytest
 from training.data.hub import is_dataset_name
 from training.data.order import Order, micro_batches
 from training.data.questions import read_questions
-from training.data.readers import check, data_files, ignored_files_note, records
+from training.data.readers import check, data_files, data_sha256, ignored_files_note, placed, records
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
 from training.data.splits import chosen_files
@@ -826,6 +827,20 @@ def test_a_folder_with_a_data_sets_readme_is_read_as_it_says(tmp_path):
         assert len(data_files(tmp_path)) == 2
     readme.write_bytes("# 数据\n".encode("gbk"))
     assert len(data_files(tmp_path)) == 2
+
+
+def test_a_folder_with_a_readme_is_read_in_the_order_that_the_head_reads_its_files_in(tmp_path):
+    for name in ("a.jsonl", "z.jsonl", "b-1/x.jsonl", "b/y.jsonl", "test.jsonl"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        _file(tmp_path / "mine", {"text": name}, name=name)
+    lists = "data_files:\n  - split: train\n    path: [z.jsonl, a.jsonl, b/*, b-1/*]"
+    (tmp_path / "mine" / "README.md").write_text(f"---\nconfigs:\n- config_name: x\n  {lists}\n---\n")
+    for place, file in placed([tmp_path / "mine"], str(tmp_path / "head")).items():
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    here, head = (list(records(tmp_path / name, Bad(False))) for name in ("mine", "head"))
+    assert [record.completion for _, record in here] == [record.completion for _, record in head]
+    assert len(here) == 4 and data_sha256(tmp_path / "mine") == data_sha256(tmp_path / "head")
 
 
 @pytest.mark.parametrize(
