@@ -348,9 +348,10 @@ def _side(rest: Mapping[str, Any], key: str, answer: Any) -> Record:
 
 
 def _text_in(answer: Any) -> Any:
-    """What a turn of the assistant says; LLaMA-Factory's Alpaca form has it as text."""
-    turn = answer[0] if isinstance(answer, list) and len(answer) == 1 and _is_answer(answer[0]) else {}
-    return turn.get("content", turn.get("value", answer))
+    """What a turn of the assistant says that does nothing else; LLaMA-Factory's Alpaca form has it as text."""
+    turn = turns_of(answer, "answer")[-1] if isinstance(answer, list) and len(answer) == 1 else {}
+    plain = {"weight": 1, **turn} == {"weight": 1, "role": "assistant", "content": turn.get("content")}
+    return turn["content"] if plain else answer
 
 
 def refuse_other_goal(shape: str, goal: str) -> None:
