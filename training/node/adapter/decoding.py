@@ -86,8 +86,7 @@ class Voice:
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         config = read_config(model_dir)
         text = text_settings(config)
-        has_own = (model_dir / "generation_config.json").is_file()
-        own = GenerationConfig.from_pretrained(model_dir) if has_own else GenerationConfig()
+        own: GenerationConfig = GenerationConfig.from_dict(object_in(model_dir / GENERATION, json.loads))
         own_ends = (tokenizer.eos_token_id, own.eos_token_id, config.get("eos_token_id"), text.get("eos_token_id"))
         stops = frozenset(token_ids(*own_ends, end_of_turn_id(tokenizer)))
         longest = text.get("max_position_embeddings") or 1 << 30
