@@ -32,7 +32,7 @@ from training.recipe.recipe import Recipe
 from training.recipe.tables import Validation
 from training.text.files import drop_unused, half_made, mark_used
 
-VERSION = 9
+VERSION = 10
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""

@@ -66,6 +66,14 @@ def parsed(text: str, what: str) -> Any:
     return value
 
 
+def as_json(value: Any, what: str) -> str:
+    """The JSON text of a value of any reader: those of Parquet have dates, decimals and NaN, which JSON has not."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadRecord(f"{what} cannot be written as JSON: {error}") from error
+
+
 def text_of(value: Any, what: str) -> str:
     """The value, which must be text."""
     if not isinstance(value, str):

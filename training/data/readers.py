@@ -130,8 +130,9 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def _of_training(folder: Path) -> list[Path]:
-    """The visible files of a folder: of save_to_disk those of the training split that its state counts, beside a
-    README with configurations those to train on, else all. DataError where several could be meant."""
+    """The visible files of a folder in the order of their names, which the head reads them in too: of save_to_disk
+    those of the training split that its state counts, beside a README with configurations those to train on, else all.
+    DataError where several could be meant."""
     if (folder / splits.OF_SPLITS).is_file():
         names = [str(name) for name in _listed(folder / splits.OF_SPLITS, "splits")]
         training = splits.training_splits(names)
@@ -144,7 +145,7 @@ def _of_training(folder: Path) -> list[Path]:
             chosen = splits.chosen_files([file.relative_to(folder).as_posix() for file in files], configs)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from error
-        return [folder / name for name in chosen]
+        return sorted(folder / name for name in chosen)
     for state in (file for file in files if file.name == splits.STATE):
         if lacking := [name for name in _counted(state) if not (state.parent / name).is_file()]:
             raise DataError(f"{state}: the files of this data set are not all here: {splits.some(lacking)} missing")
@@ -152,15 +153,16 @@ def _of_training(folder: Path) -> list[Path]:
 
 
 def _configs(readme: Path) -> Any:
-    """The configurations that a data set's README names, as the Hub has them."""
+    """The configurations that a data set's README names, as the Hub has them; none where its metadata cannot be read:
+    a README beside one's own data need not be written for the Hub."""
     if not readme.is_file():
         return None
     from huggingface_hub import metadata_load
 
     try:
         return (metadata_load(readme) or {}).get("configs")
-    except Exception as error:  # what is no YAML raises errors that have no base in common
-        raise DataError(f"{readme}: its metadata are no YAML: {' '.join(str(error).split())}") from error
+    except Exception:  # what is no YAML raises errors that have no base in common
+        return None
 
 
 def _is_counted(file: Path) -> bool:

@@ -9,9 +9,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from training.data.json_text import DECODER, cleaned, is_worded, kind_of, parsed, refuse_unsound, text_of, worded
+from training.data.json_text import (
+    DECODER,
+    as_json,
+    cleaned,
+    is_worded,
+    kind_of,
+    parsed,
+    refuse_unsound,
+    text_of,
+    worded,
+)
 from training.data.sample import BadRecord, DataError
-from training.data.turns import CALLED, MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, speaker, turns_of
+from training.data.turns import CALL, CALLED, MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, speaker, tools_of, turns_of
 from training.recipe.tables import DPO, wrong_args
 
 Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text", "preference"]
@@ -236,7 +246,7 @@ def _checked(
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
     weighed = any(turn.get("weight") == 0 and turn["role"] == "assistant" for turn in turns)
-    args, tools = _template_args(record), tuple(_tools(record.get("tools")))
+    args, tools = _template_args(record), tuple(tools_of(record.get("tools")))
     return Record(shape, plain, tools, context, template_args=args, weighed=weighed)
 
 
@@ -257,16 +267,6 @@ def only_thinks(turn: Turn) -> bool:
     return speaks(turn) and not answers and not thoughts_cut_off(turn)
 
 
-def _tools(tools: Any) -> list[dict[str, Any]]:
-    if isinstance(tools, str) and tools.strip():
-        tools = parsed(tools, "tools")
-    if not tools:
-        return []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRecord("tools must be a list of objects")
-    return tools
-
-
 def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the record gives the chat template. Raises BadRecord."""
     settings = {key: record[key] for key in ARGS_KEYS if record.get(key) is not None}
@@ -279,6 +279,7 @@ def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
             raise BadRecord(f"{key} must be an object, found {kind_of(args)}")
         if wrong := wrong_args(args):
             raise BadRecord(f"{key}: {wrong}")
+        as_json(args, key)
         return args
     return {}
 
@@ -331,7 +332,7 @@ def _without_beginning(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[d
 
 
 def _is_answer(turn: Any) -> bool:
-    return CALLED.get(str(speaker(turn))) == "assistant"
+    return CALLED.get(str(speaker(turn))) in ("assistant", CALL)
 
 
 def _as_turns(answer: Any) -> Any:
@@ -347,9 +348,10 @@ def _side(rest: Mapping[str, Any], key: str, answer: Any) -> Record:
 
 
 def _text_in(answer: Any) -> Any:
-    """What a turn of the assistant says; LLaMA-Factory's Alpaca form has it as text."""
-    turn = answer[0] if isinstance(answer, list) and len(answer) == 1 and _is_answer(answer[0]) else {}
-    return turn.get("content", turn.get("value", answer))
+    """What a turn of the assistant says that does nothing else; LLaMA-Factory's Alpaca form has it as text."""
+    turn = turns_of(answer, "answer")[-1] if isinstance(answer, list) and len(answer) == 1 else {}
+    plain = {"weight": 1, **turn} == {"weight": 1, "role": "assistant", "content": turn.get("content")}
+    return turn["content"] if plain else answer
 
 
 def refuse_other_goal(shape: str, goal: str) -> None:

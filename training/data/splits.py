@@ -30,8 +30,8 @@ MOST_NAMED = 8
 _PACKED = frozenset({".gz", ".zst", ".xz", ".bz2", ".zip"})
 _KINDS = ({PARQUET}, JSON_LINES, {".json"}, DELIMITERS.keys(), {ARROW})
 """Of a data set that is there in several, the first."""
-_SHARD = re.compile(r"(^|[-_.])\d+([-_.]of[-_.]\d+)?(-[0-9a-f]{16})?$")
-"""The end of a file's name that only counts it, as -00000-of-00002."""
+_SHARD = re.compile(r"[-_./]?(?<![vV\d])\d+([-_.]of[-_.]\d+|([-_.]\d+)*)(-[0-9a-f]{16})?$")
+"""The end of a file's name that only counts it, as -00000-of-00002 or the 2 of train2; that of v2 is a version's."""
 Parts = dict[str, list[str]]
 """The files of each part of a data set that could be trained on, by the name that chooses it."""
 

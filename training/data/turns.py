@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from training.data.json_text import kind_of, parsed, text_of
+from training.data.json_text import as_json, kind_of, parsed, text_of
 from training.data.sample import BadRecord
 
 Turn = dict[str, Any]
@@ -33,6 +32,10 @@ WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
 """What OpenAI, SlimOrca, ms-swift and axolotl call it whether a turn is learned."""
 _TEXTS = ("name", "tool_call_id")
 """Texts of a message that some chat templates render."""
+ARGUMENTS = ("arguments", "parameters")
+"""Of a call, as most and as Llama 3 writes them."""
+_OF_CALL = {"name", "type", "id", "index", "function"}
+"""Keys of a call without arguments."""
 _READ = {"role", "from", "content", "value", "tool_calls", *_TEXTS, *THOUGHT_KEYS, *WEIGHTS}
 _HARMLESS = {
     "id",
@@ -52,6 +55,8 @@ _DECIDES = re.compile("train|loss|weight|mask|label|learn|ignore|skip", re.IGNOR
 _TEXT_PARTS = {"text", "input_text", "output_text"}
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 """Columns of what is no text."""
+_PARTS = {*_TEXT_PARTS, *MEDIA, "image_url", "input_image", "video_url", "audio_url", "input_audio"}
+"""Types of the parts of a content; objects of another type are what a tool gives."""
 
 
 def media(who: str, kinds: Iterable[str], where: str = "") -> BadRecord:
@@ -66,6 +71,18 @@ def turns_of(turns: Any, key: str) -> list[Turn]:
     return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
 
 
+def tools_of(tools: Any) -> list[dict[str, Any]]:
+    """The tools that a record offers, which may be JSON in a text. Raises BadRecord."""
+    if isinstance(tools, str) and tools.strip():
+        tools = parsed(tools, "tools")
+    if not tools:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRecord("tools must be a list of objects")
+    as_json(tools, "tools")
+    return tools
+
+
 def speaker(turn: Any) -> Any:
     """Who speaks, in the data's word."""
     return turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
@@ -74,7 +91,7 @@ def speaker(turn: Any) -> Any:
 def _turn(turn: Any, place: int) -> Turn:
     if not isinstance(turn, dict):
         raise BadRecord(f"turn {place} must be an object with a role and a content, found {kind_of(turn)}")
-    speaker_name, calls = speaker(turn), _unpacked(turn.get("tool_calls"), "tool_calls", place)
+    speaker_name, calls = speaker(turn), _calls(turn, place)
     role = CALLED.get(speaker_name) if isinstance(speaker_name, str) else None
     if role is None:
         raise BadRecord(f"turn {place} has the role {speaker_name!r}; {', '.join(CALLED)} are known")
@@ -82,20 +99,16 @@ def _turn(turn: Any, place: int) -> Turn:
         raise BadRecord(f"turn {place} calls tools, but only the assistant may")
     if kinds := [name for name in MEDIA if turn.get(name)]:
         raise media(f"turn {place}", kinds)
-    if CALL in turn:
-        calls = calls or [_unpacked(turn[CALL], CALL, place)]
     content = turn.get("content", turn.get("value"))
     if role == CALL:
         made = _unpacked(content, CALL, place)
-        role, content, calls = "assistant", "", made if isinstance(made, list) else [made]
+        role, content, calls = "assistant", "", _tool_calls(made, place)
     content = _content(content, place, role)
     if not isinstance(content, str) and not (content in (None, []) and calls):
         raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
     normalised: Turn = {"role": role, "content": content or ""}
     if calls:
-        if not isinstance(calls, list):
-            raise BadRecord(f"tool_calls of turn {place} must be a list, found {kind_of(calls)}")
-        normalised["tool_calls"] = [_tool_call(call, place) for call in calls]
+        normalised["tool_calls"] = calls
     normalised |= {name: text_of(_numbered(turn[name]), f"{name} of turn {place}") for name in _TEXTS if name in turn}
     if thoughts := {key: text_of(turn[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in turn}:
         if len(set(thoughts.values())) > 1:
@@ -104,6 +117,16 @@ def _turn(turn: Any, place: int) -> Turn:
     if (weight := _weight(turn, place, role)) is not None:
         normalised["weight"] = weight
     return normalised
+
+
+def _calls(turn: Mapping[str, Any], place: int) -> list[dict[str, Any]]:
+    """What a turn calls by tool_calls, or by function_call as OpenAI wrote it before."""
+    unpacked = {key: _unpacked(turn.get(key), key, place) for key in ("tool_calls", CALL)}
+    spellings = [_tool_calls(calls, place) for calls in unpacked.values() if calls]
+    functions = [[call["function"] for call in calls] for calls in spellings]
+    if functions[1:] and functions[0] != functions[1]:
+        raise BadRecord(f"turn {place} has different {' and '.join(unpacked)}")
+    return spellings[0] if spellings else []
 
 
 def _unpacked(value: Any, key: str, place: int) -> Any:
@@ -122,8 +145,10 @@ def _content(content: Any, place: int, role: str) -> Any:
     """The text of a turn; that of its parts together, where it is written in parts as models that see take it. What a
     tool gives may be any value, which models get as JSON."""
     parts = isinstance(content, list) and content and all(isinstance(part, dict) for part in content)
-    if role == "tool" and not isinstance(content, str | None) and not (parts and all("type" in it for it in content)):
-        return json.dumps(content, ensure_ascii=False)
+    if role == "tool" and parts:
+        parts = all(str(part.get("type")) in _PARTS for part in content)
+    if role == "tool" and not isinstance(content, str | None) and not parts:
+        return as_json(content, f"the content of turn {place}")
     if not parts:
         return content
     kinds = dict.fromkeys(str(part.get("type", "text")) for part in content)
@@ -149,14 +174,24 @@ def _weight(turn: Mapping[str, Any], place: int, role: str) -> int | None:
     return int(next(iter(weights.values()))) if weights else None
 
 
+def _tool_calls(calls: Any, place: int) -> list[dict[str, Any]]:
+    return [_tool_call(call, place) for call in (calls if isinstance(calls, list) else [calls])]
+
+
 def _tool_call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRecord(f"a tool call of turn {place} needs a function with a name")
-    arguments = _unpacked(function.get("arguments"), "arguments of a tool call", place)  # OpenAI writes them as text
-    arguments = {} if arguments is None else arguments
+    key = next((key for key in ARGUMENTS if key in function), "")
+    arguments = _unpacked(function.get(key), f"{key} of a tool call", place)  # OpenAI writes them as text
+    if arguments is None:
+        if other := (call.keys() | function.keys()) - {key, *_OF_CALL}:
+            names = " and ".join(sorted(other))
+            raise BadRecord(f"the function of a tool call of turn {place} has no arguments, and {names} is not read")
+        arguments = {}
     if not isinstance(arguments, dict):
-        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
+        raise BadRecord(f"the {key} of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
+    as_json(arguments, f"the {key} of a tool call of turn {place}")
     normalised: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(name := _numbered(call.get("id")), str):
         normalised["id"] = name

@@ -114,10 +114,11 @@ def find_facts(
 ) -> Facts:
     """What the plan is made from; `nodes` in rank order."""
     folder = Path(launch.models) / recipe.model_dir
-    generation = cluster.head.shell(
-        f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'"
+    generation = bounded_json(
+        cluster.head.shell(f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'")
     )
-    metadata = ModelMetadata(recipe.base_model, prepared["model"], bounded_json(generation))
+    own = generation if isinstance(generation, dict) else {}
+    metadata = ModelMetadata(recipe.base_model, prepared["model"], own)
     return read_facts(prepared, metadata, nodes, known_of(cluster, launch, nodes))
 
 

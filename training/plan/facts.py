@@ -13,6 +13,7 @@ from training.cost.shape import ModelShape, read_outline
 from training.plan.calibration import Calibration, MeasuredRun, corrections
 from training.plan.machines import PlannedMachines, RankCard, Workload, room
 from training.text.counts import plain
+from training.text.files import token_ids
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,8 @@ class Facts(Known):
 def stop_tokens(metadata: ModelMetadata, tokenizer_eos: int | None) -> frozenset[int]:
     """The end-of-sequence ids of generation_config.json, else of config.json, else the tokenizer's."""
     for eos_token_id in (metadata.generation.get("eos_token_id"), metadata.config.get("eos_token_id"), tokenizer_eos):
-        if eos_token_id is not None:
-            return frozenset(eos_token_id) if isinstance(eos_token_id, list) else frozenset({eos_token_id})
+        if ids := token_ids(eos_token_id):
+            return frozenset(ids)
     return frozenset()
 
 

@@ -61,6 +61,12 @@ def is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and FIGURES[0] < value < FIGURES[1]
 
 
+def token_ids(*eos_token_ids: Any) -> tuple[int, ...]:
+    """The token ids that configurations give as one number, as a list, or not at all. All else is left out."""
+    each = [one for some in eos_token_ids for one in (some if isinstance(some, list) else [some])]
+    return tuple(one for one in each if type(one) is int and 0 <= one < 1 << 32)
+
+
 def figure_in(text: str) -> float:
     """The figure that a text is, as 1700000000.5; 0 where it is none."""
     return float(text) if re.fullmatch(r"[0-9]{1,11}(\.[0-9]{1,20})?", text.strip()) else 0.0

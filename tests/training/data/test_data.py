@@ -7,9 +7,12 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ import pytest
 from training.data.hub import is_dataset_name
 from training.data.order import Order, micro_batches
 from training.data.questions import read_questions
-from training.data.readers import check, data_files, ignored_files_note, records
+from training.data.readers import check, data_files, data_sha256, ignored_files_note, placed, records
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
 from training.data.splits import chosen_files
@@ -104,11 +107,98 @@ def test_calls_in_other_spellings_are_the_same(written):
     assert call.get("id", "7") == "7"
 
 
-@pytest.mark.parametrize("value", [{"rain": 0, "in": "上海"}, [1, {"a": "b"}], [{"a": "b"}], 21.5])
+@pytest.mark.parametrize("arguments", [{"city": "上海"}, '{"city": "上海"}'])
+def test_arguments_may_be_called_parameters(arguments):
+    function = {"name": "weather", "parameters": arguments}
+    for call in (function, {"function": function}):
+        called = {"messages": [*_asking({}, tool_calls=[call])]}
+        spoken = [
+            _turn("human", "q"),
+            _turn("function_call", json.dumps(call)),
+            _turn("observation", "雨"),
+            GREETING[2],
+        ]
+        for record in (called, {"conversations": spoken}):
+            (made,) = recognised(record).turns[1]["tool_calls"]
+            assert made["function"] == {"name": "weather", "arguments": {"city": "上海"}}
+
+
+WHERE = {"city": "上海"}
+UNREAD = {
+    **{key: {"name": "weather", key: WHERE} for key in ("args", "input", "argument", "params")},
+    "arguments": {"function": {"name": "weather"}, "arguments": WHERE},
+    "parameters": {"name": "weather", "arguments": " ", "parameters": WHERE},
+}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_a_call_whose_arguments_stand_where_nobody_reads_them_is_refused_by_their_key(key):
+    for turns in (_asking({}, tool_calls=[UNREAD[key]]), [ASKING[0], _turn("tool_call", json.dumps(UNREAD[key]))]):
+        with pytest.raises(BadRecord) as refused:
+            recognised({"messages": [*turns]})
+        assert key in str(refused.value).split()
+
+
+@pytest.mark.parametrize(
+    ("bad", "more"),
+    [
+        (True, {"function_call": {"name": "other", "arguments": "{}"}}),
+        (False, {"function_call": {"name": "weather", "arguments": '{"city": "上海"}'}}),
+        (True, {"role": "tool_call", "tool_calls": None, "function_call": CALL["function"], "content": "[]"}),
+    ],
+)
+def test_a_second_spelling_of_a_turns_calls_says_the_same(bad, more):
+    turns = [*ASKING, _turn("assistant", "下雨。")]
+    turns[1] = turns[1] | more
+    if bad:
+        with pytest.raises(BadRecord):
+            recognised({"messages": turns})
+    else:
+        assert recognised({"messages": turns}).turns == recognised({"messages": [*ASKING, turns[3]]}).turns
+
+
+@pytest.mark.parametrize("calls", [{"function_call": CALL["function"]}, {"tool_calls": [CALL]}])
+def test_the_assistant_alone_calls(calls):
+    with pytest.raises(BadRecord):
+        recognised({"messages": [ASKING[0], _turn("user", "q") | calls, GREETING[0]]})
+
+
+TYPED = [
+    [{"type": "flight", "id": 1}, {"type": "hotel"}],
+    [{"type": "text", "text": "a"}, {"type": "hotel"}],
+    [{"type": ["text"]}],
+    [{"type": 1}],
+]
+
+
+@pytest.mark.parametrize("value", [{"rain": 0, "in": "上海"}, [1, {"a": "b"}], [{"a": "b"}], 21.5, *TYPED])
 def test_what_a_tool_gives_may_be_any_value(value):
     turns = [*ASKING[:2], _turn("tool", value, tool_call_id=7), _turn("assistant", "下雨。")]
     result = recognised({"messages": turns}).turns[2]
     assert json.loads(result["content"]) == value and result["tool_call_id"] == "7"
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "input_audio"])
+def test_a_tool_that_gives_more_than_text_makes_a_bad_record_and_its_parts_of_text_are_its_content(kind):
+    parts = [{"type": "text", "text": "雨"}, {"type": "text", "text": "。"}]
+    assert _said({"messages": [*ASKING[:2], _turn("tool", parts), _turn("assistant", "下雨。")]})[2] == ("tool", "雨。")
+    with pytest.raises(BadRecord):
+        recognised({"messages": [*ASKING[:2], _turn("tool", [*parts, {"type": kind}]), _turn("assistant", "下雨。")]})
+
+
+@pytest.mark.parametrize("value", [date(2026, 1, 1), Decimal("1.50"), b"\xff", float("nan"), [{"a": float("inf")}]])
+def test_a_value_of_parquet_that_no_json_has_makes_a_bad_record_wherever_the_model_would_see_it(value):
+    call, answer = _turn("assistant", "", tool_calls=[{"name": "weather"}]), _turn("assistant", "下雨。")
+    calls = [{"name": "weather", "arguments": {"a": value}}]
+    for record in (
+        {"messages": [ASKING[0], call, _turn("tool", {"a": value}), answer]},
+        {"messages": [ASKING[0], _turn("assistant", "", tool_calls=calls)]},
+        {**CHAT, "tools": [TOOLS[0] | {"a": value}]},
+        {**CHAT, "template_args": {"a": value}},
+    ):
+        with pytest.raises(BadRecord):
+            recognised(record)
+    assert recognised({"messages": [turn | {"timestamp": value} for turn in CHAT["messages"]]}) == recognised(CHAT)
 
 
 def test_a_call_may_be_written_as_text():
@@ -565,6 +655,15 @@ def test_a_prompt_file_of_another_kind_is_named(tmp_path):
         read_questions(_zip(tmp_path / "prompts.jsonl", "xl/workbook.xml"))
 
 
+@pytest.mark.parametrize("who", ["function_call", "tool_call", None])
+def test_a_prompt_record_that_ends_in_a_call_asks_what_stands_before_it(tmp_path, who):
+    call = _turn(who, json.dumps(CALL["function"])) if who else ASKING[1]
+    turns = [_turn("user", "a"), _turn("assistant", "b"), ASKING[0], call]
+    assert read_questions(_file(tmp_path, {"messages": turns})) == [{"messages": turns[:3]}]
+    spoken = [{"from": "human", "value": "q"}, {"from": call["role"], "value": call["content"]}]
+    assert read_questions(_file(tmp_path, {"conversations": spoken[: 2 if who else 1]})) == [{"prompt": "q"}]
+
+
 def test_what_is_no_data_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"the file is empty"):
         check(_file(tmp_path))
@@ -647,8 +746,30 @@ def test_of_a_data_set_the_training_split_is_taken_and_one_kind_of_file():
 
 
 @pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (["default/train/0000.parquet", "default/train/0001.parquet"], "default/train"),
+        (["data/000.parquet", "data/001.parquet"], "data"),
+        (["sample/000_00000.parquet", "sample/000_00001.parquet", "sample/001_00000.parquet"], "sample"),
+        (["part1.jsonl", "part2.jsonl"], "part"),
+        (["train1.jsonl", "train2.jsonl", "train10.jsonl"], "train"),
+        (["v1/part-1.jsonl", "v1/part-2.jsonl"], "v1/part"),
+        (["llama2-00000-of-00002.jsonl", "llama2-00001-of-00002.jsonl"], "llama2"),
+        (["qa_v1-00000-of-00002.jsonl", "qa_v1-00001-of-00002.jsonl"], "qa_v1"),
+        (["train-1-of-2-0123456789abcdef.jsonl", "train-2-of-2-fedcba9876543210.jsonl"], "train"),
+    ],
+)
+def test_files_whose_names_differ_in_a_number_at_their_end_are_one_part(names, part):
+    assert sorted(chosen_files(names)) == sorted(chosen_files([*names, "other.jsonl"], choice=part)) == sorted(names)
+
+
+@pytest.mark.parametrize(
     "names",
     [
+        ["v1/0000.parquet", "v2/0000.parquet"],
+        ["qa-v1.jsonl", "qa-v2.jsonl"],
+        ["qa_v1-00000-of-00001.jsonl", "qa_v2-00000-of-00001.jsonl"],
+        ["llama2-00000-of-00001.jsonl", "llama3-00000-of-00001.jsonl"],
         ["only_test.json", "a.txt"],
         ["data/en/train.jsonl", "data/zh/train.jsonl"],
         ["v1/train-00000-of-00001.parquet", "v2/train-00000-of-00001.parquet"],
@@ -698,11 +819,28 @@ def test_a_folder_with_a_data_sets_readme_is_read_as_it_says(tmp_path):
     readme.write_text("---\nconfigs:\n- config_name: new\n  default: true\n  data_files: new/*\n---\n")
     assert data_files(tmp_path) == [tmp_path / "new" / "train.jsonl"]
     assert "old/train.jsonl" in ignored_files_note(tmp_path)
-    readme.write_text("---\nconfigs: [\n---\n")
+    readme.write_text("---\nconfigs:\n  new: new/*\n---\n")
     with pytest.raises(DataError):
         data_files(tmp_path)
-    readme.write_text("---\nlicense: mit\n---\n")
+    for words in ("---\nlicense: mit\n---\n", "---\nconfigs: [\n---\n", "---\ntitle:\tx: y\n---\n", "---\n- a\n---\n"):
+        readme.write_text(words)
+        assert len(data_files(tmp_path)) == 2
+    readme.write_bytes("# 数据\n".encode("gbk"))
     assert len(data_files(tmp_path)) == 2
+
+
+def test_a_folder_with_a_readme_is_read_in_the_order_that_the_head_reads_its_files_in(tmp_path):
+    for name in ("a.jsonl", "z.jsonl", "b-1/x.jsonl", "b/y.jsonl", "test.jsonl"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        _file(tmp_path / "mine", {"text": name}, name=name)
+    lists = "data_files:\n  - split: train\n    path: [z.jsonl, a.jsonl, b/*, b-1/*]"
+    (tmp_path / "mine" / "README.md").write_text(f"---\nconfigs:\n- config_name: x\n  {lists}\n---\n")
+    for place, file in placed([tmp_path / "mine"], str(tmp_path / "head")).items():
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    here, head = (list(records(tmp_path / name, Bad(False))) for name in ("mine", "head"))
+    assert [record.completion for _, record in here] == [record.completion for _, record in head]
+    assert len(here) == 4 and data_sha256(tmp_path / "mine") == data_sha256(tmp_path / "head")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.support.chat_templates import (
 from training.data.encode import Encoder
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.data.shapes import recognised
-from training.data.template import ChatTemplate
+from training.data.template import ChatTemplate, generation_ends
 from training.models import tiny
 
 pytestmark = pytest.mark.torch
@@ -403,6 +403,18 @@ def test_where_the_next_turn_ends_an_answer_its_beginning_is_learned(ends, tmp_p
     user, result = stops
     assert _learned(base, sample) == f"{call}{result}wet{user}second answer{user}{call}{result}"
     assert (Encoder(base, 10, "assistant").end_id in ids) is bool(user)
+
+
+ENDS = ("null", "[null, 2]", "-1", "1000000", "1e30", "true", '"a"', "[[2]]", "1" + "0" * 30)
+
+
+@pytest.mark.parametrize("content", ["{}", "[2]", *(f'{{"eos_token_id": {end}}}' for end in ENDS)])
+def test_a_models_generation_settings_may_name_no_end_that_can_be_used(content, tmp_path):
+    base = tiny._tokenizer(["the quick brown fox"])
+    base.chat_template, base.name_or_path = GLM, str(tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+    assert generation_ends(base) == (base.convert_ids_to_tokens([2]) if "[null, 2]" in content else [])
+    assert Encoder(base, 10, "assistant").end_id is None
 
 
 def test_a_template_that_marks_no_answers_beside_one_that_does_is_read_as_any_other(tokenizer):

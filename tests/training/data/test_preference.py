@@ -67,6 +67,23 @@ def test_each_form_is_the_same_two_conversations(record):
     assert found.rejected.turns == (ASKED, _said("No idea whatsoever."))
 
 
+@pytest.mark.parametrize(
+    "more", [{"tool_calls": [{"name": "look"}]}, {"reasoning_content": "Hm."}, {"weight": 0}, {"role": "tool_call"}]
+)
+def test_a_turn_beside_an_instruction_that_is_more_than_its_words_is_refused(more):
+    sides = {"chosen": _said('{"name": "look"}'), "rejected": _said(POOR)}
+    assert recognised({"instruction": "What is it?", **sides, "chosen": sides["chosen"] | {"weight": 1}})
+    with pytest.raises(BadRecord):
+        recognised({"instruction": "What is it?", **sides, "chosen": sides["chosen"] | more})
+
+
+def test_calls_in_turns_of_their_own_are_answers_to_a_prompt():
+    calls = {side: [{"from": "function_call", "value": json.dumps({"name": side})}] for side in ("chosen", "rejected")}
+    found = recognised({"prompt": "What is it?", **calls})
+    sides = [side.turns[1]["tool_calls"][0]["function"]["name"] for side in (found, found.rejected)]
+    assert sides == ["chosen", "rejected"]
+
+
 def test_an_answer_in_the_prompt_is_context_and_tools_are_both_sides():
     tools = [{"type": "function", "function": {"name": "look"}}]
     before = [ASKED, _said("Well."), {"role": "user", "content": "Say!"}]

@@ -162,12 +162,13 @@ def preparing_now(run: Path) -> list[str]:
     return found
 
 
-def test_stops_are_read_from_the_models_folder(run: Path):
+@pytest.mark.parametrize(("content", "stops"), [('{"eos_token_id": [7, 8]}', {7, 8}), ("[7]", {2})])
+def test_stops_are_read_from_the_models_folder(run: Path, content: str, stops: set[int]):
     (run / "tiny").mkdir()
-    (run / "tiny" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (run / "tiny" / "generation_config.json").write_text(content)
     place = Session(HereHead(run.parent))
     nodes = head_node.of_nodes(place.head, launch(run))
-    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == {7, 8}
+    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == stops
 
 
 def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):

@@ -156,6 +156,7 @@ def test_the_models_own_stops_come_from_generation_config_then_config_then_token
     assert stop_tokens(ModelMetadata("x", {"eos_token_id": 1}, {}), 4) == {1}
     assert stop_tokens(ModelMetadata("x", {}, {"eos_token_id": None}), 4) == {4}
     assert stop_tokens(ModelMetadata("x", {}, {}), None) == frozenset()
+    assert stop_tokens(ModelMetadata("x", {"eos_token_id": [[0], -1]}, {"eos_token_id": [None, True, 2]}), 4) == {2}
 
 
 SAME = {"pad_id": 151645}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from training.data.sample import BadRecord, DataError
 from training.data.shapes import question_of
 from training.models.folder import read_config
 from training.recipe.model_types import text_settings
+from training.text.files import object_in, token_ids
 from training.text.problems import AdapterError
 
 Forward = Callable[[Sequence[int]], torch.Tensor | None]
@@ -85,10 +86,9 @@ class Voice:
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         config = read_config(model_dir)
         text = text_settings(config)
-        has_own = (model_dir / "generation_config.json").is_file()
-        own = GenerationConfig.from_pretrained(model_dir) if has_own else GenerationConfig()
+        own: GenerationConfig = GenerationConfig.from_dict(object_in(model_dir / GENERATION, json.loads))
         own_ends = (tokenizer.eos_token_id, own.eos_token_id, config.get("eos_token_id"), text.get("eos_token_id"))
-        stops = all_ids(*own_ends, end_of_turn_id(tokenizer))
+        stops = frozenset(token_ids(*own_ends, end_of_turn_id(tokenizer)))
         longest = text.get("max_position_embeddings") or 1 << 30
         return Voice(tokenizer, own, stops, longest, dict(template_args or {}))
 
@@ -163,21 +163,15 @@ def end_of_turn_id(tokenizer: Any) -> int | None:
         return None
 
 
-def all_ids(*eos_token_ids: Any) -> frozenset[int]:
-    """Token ids that configurations give as one number, as a list, or not at all."""
-    each: Iterable[Any] = (one for some in eos_token_ids for one in (some if isinstance(some, list) else [some]))
-    return frozenset(one for one in each if one is not None)
-
-
 def name_end_of_turn(folder: Path, config: dict[str, Any]) -> None:
     """Have a model folder's generation settings end with the turn, beside what they ended with before."""
     if not any(folder.glob("tokenizer*")):  # and so no turns
         return
     end = end_of_turn_id(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     path = folder / GENERATION
-    own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own = object_in(path, json.loads)
     before = own.get("eos_token_id", config.get("eos_token_id", text_settings(config).get("eos_token_id")))
-    if end is None or end in all_ids(before):
+    if end is None or end in token_ids(before):
         return
-    own["eos_token_id"] = [end, *sorted(all_ids(before))]
+    own["eos_token_id"] = [end, *sorted(set(token_ids(before)))]
     path.write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")

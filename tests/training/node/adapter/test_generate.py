@@ -181,6 +181,17 @@ def test_an_answer_ends_with_the_templates_end_of_turn_whatever_the_base_ends_wi
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("content", ["{", "[2]", '{"eos_token_id": [null, -1]}'])
+def test_generation_settings_that_name_no_end_leave_the_models_others(asked, tmp_path: Path, content):
+    from training.node.adapter.decoding import Voice
+
+    base = tiny_adapter.write_base_like(asked.base, tmp_path / "base")
+    ends = Voice.of(base).stops
+    (base / "generation_config.json").write_text(content)
+    assert Voice.of(base).stops == ends
+
+
+@pytest.mark.torch
 def test_a_prompt_longer_than_the_model_holds_is_refused(asked):
     with pytest.raises(AdapterError, match="leaves no room: the model holds 1024"):
         asked.pair.answer("base", from_prompts(["word " * 1200])[0], Sampling(4))
