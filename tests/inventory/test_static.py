@@ -124,6 +124,9 @@ AS_SSH_READS_IT = {
     "the login user": "Match user root\n Port 2222\n",
     "a URI on the way": "Host gpu\n ProxyJump ssh://me@bastion.example:2200\n",
     "IPv6 on the way": "Host gpu\n ProxyJump me@[2001:db8::5]:2200\n",
+    "IPv4 on the way": "Host gpu\n ProxyJump me@203.0.113.13:2200\n",
+    "a name in brackets on the way": "Host gpu\n ProxyJump [bastion.example]:2200,203.0.113.13:22\n",
+    "capitals on the way": "Host gpu\n ProxyJump Gate\nHost gate\n HostName 203.0.113.9\n",
     "several on the way": "Host gpu\n ProxyJump a@x:1,b@[2001:db8::5]:2,c@z\n",
     "none on the way": "Host gpu\n ProxyJump none\nHost *\n ProxyJump bastion.example\n",
     "another encoding": "# \u5b9e\u9a8c\u5ba4\nHost gpu\n User me\n Port 2222\n",
@@ -157,7 +160,8 @@ def test_a_users_ssh_config_means_what_ssh_makes_of_it(tmp_path, monkeypatch, te
     jumps = [hop.removeprefix("ssh://") for hop in says.get("proxyjump", "none").split(",") if hop != "none"]
     assert len(way) == len(jumps)
     for (user, address, port), jump in zip(way, jumps, strict=True):
-        assert jump in (f"{user}@[{address}]:{port}", f"{user}@{address}:{port}", f"{user}@{address}")
+        forms = [f"{host}{end}" for host in (address, f"[{address}]") for end in (f":{port}", "")]
+        assert jump.lower() in (*forms, *(f"{user}@{form}" for form in forms))
 
 
 def test_a_key_that_the_users_ssh_config_names_is_the_one_that_is_taken_or_missed(tmp_path, monkeypatch):
