@@ -115,8 +115,9 @@ def _reached(
     before: Sequence[str] = (),
     seen: tuple[str, ...] = (),
 ) -> Node:
-    """The node as `ssh -i KEY -p PORT USER@ADDRESS` reaches it. `before`: the jump hosts that are named on the way, as
-    USER@HOST:PORT or less of it; `seen`: those on whose way this node is."""
+    """The node as `ssh -i KEY -p PORT USER@ADDRESS` reaches it; a jump host for which the file names no key takes the
+    machine's. `before`: the jump hosts that are named on the way, as USER@HOST:PORT or less of it; `seen`: those on
+    whose way this node is."""
     values = _ssh_config(node.address, user, port, "" if seen else node.user)
     keys = [Path(os.path.expandvars(name)) for name in values["identityfile"] if name != "none"]
     key = key or next((name for name in keys if name.is_file()), next(iter(keys), node.key))
@@ -127,7 +128,7 @@ def _reached(
         *earlier, last = jumps
         ((login, in_brackets, name, place),) = JUMP_HOST.findall(last)
         host = in_brackets or name
-        hop = replace(node, name=host, address=host, key=key)
+        hop = replace(node, name=host, address=host, key=node.key if seen else key)
         through = _reached(hop, login, int(place or 0), before=earlier, seen=(*seen, last))
     return replace(
         node,
