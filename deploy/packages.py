@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -55,6 +56,9 @@ _OWN_ARCHIVES = rf"https?://{_HOST}"
 folders too (packages.microsoft.com/ubuntu/22.04/prod, archive.canonical.com/ubuntu), which no mirror has."""
 
 
+_PARAGRAPH = re.compile(r"(?:.*\S.*\n?)+")
+
+
 def _archives(*hosts: str) -> re.Pattern[str]:
     """Matches each archive at one of these hosts, its folder as the group; and comments, without a group."""
     folder = r"/(debian|debian-security|ubuntu)(?=/?(?:\s|$))"
@@ -73,17 +77,34 @@ def through_mirror(text: str, mirror: str, earlier: Sequence[str] = ()) -> str:
 def without_mirror(text: str, first: str, mirrors: Sequence[str]) -> str:
     """The sources file with what these mirrors have fetched from where `first` has it: the file before it had a mirror.
 
-    Archives of one folder go back in their order; more of them than there were take the last place.
+    Archives go back by their pockets, those of one pocket in their order; one of another goes where the first archive
+    of its folder was.
     """
-    places: dict[str | None, list[str]] = {}
-    for match in _archives(_OWN_ARCHIVES).finditer(first):
-        places.setdefault(match[1], []).append(match[0])
+    own, mirrored = _archives(_OWN_ARCHIVES), _archives(*map(re.escape, mirrors))
+    places = [
+        (match[1], _pockets(paragraph, match), match[0])
+        for paragraph in _PARAGRAPH.findall(first)
+        for match in own.finditer(paragraph)
+        if match[1]
+    ]
 
-    def place(match: re.Match[str]) -> str:
-        before = places.get(match[1] or "comment", [match[0]])
-        return before.pop(0) if len(before) > 1 else before[0]
+    def place(paragraph: str, match: re.Match[str]) -> str:
+        folder = [each for each in places if each[0] == match[1]]
+        alike = [each for each in folder if each[1] & _pockets(paragraph, match)]
+        if len(alike) > 1:
+            places.remove(alike[0])
+        return [*alike, *folder, ("", set(), match[0])][0][2]
 
-    return _archives(*map(re.escape, mirrors)).sub(place, text)
+    return _PARAGRAPH.sub(lambda paragraph: mirrored.sub(partial(place, paragraph[0]), paragraph[0]), text)
+
+
+def _pockets(paragraph: str, match: re.Match[str]) -> set[str]:
+    """What is fetched from an archive of a sources file, as `security` of noble-security, by its own line or by its
+    paragraph; empty for the release itself, as another release of the same pocket has the same place."""
+    named = re.search(r"^Suites:(.*(?:\n[ \t].*)*)", paragraph, re.MULTILINE | re.IGNORECASE)
+    line = paragraph[match.end() :].partition("\n")[0]
+    suites = named[1].split() if named else line.lstrip("/").split()[:1]
+    return {suite.partition("-")[2] for suite in suites}
 
 
 BASE_PACKAGES = [

@@ -60,13 +60,16 @@ def scanned(output: str) -> tuple[HostKey, ...]:
 
 
 def ask(node: Node) -> tuple[HostKey, ...]:
-    """The keys a machine shows; none where it does not answer. Raises SshError where its jump host cannot be passed."""
+    """The keys a machine shows; none where it does not answer. Raises SshError without ssh-keyscan, and where its jump
+    host cannot be passed."""
     if node.through:
         return tuple(HostKey(key.get_name(), key.get_base64()) for key in shown_key(node, node.through))
     argv = ["ssh-keyscan", "-T", str(SCAN_TIMEOUT_S), "-p", str(node.port), node.address]
     try:
         # ssh-keyscan's limit is for each of the key types; together they may take five times as long.
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=5 * SCAN_TIMEOUT_S)
+    except FileNotFoundError:
+        raise SshError("there is no ssh-keyscan here: install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
         return ()
     return scanned(done.stdout)

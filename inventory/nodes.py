@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from inventory.setting_types import SettingsError, is_address
 from inventory.settings import Settings
 
 SSH_CONFIG = Path("~/.ssh/config")
 """The user's own, as ssh itself reads it (`ssh -G`)."""
+JUMP_HOST = re.compile(r"^(?:ssh://)?(?:(.+)@)?(?:\[(.*)\]|(.*?))(?::(\d+))?/?$")
+"""What `ssh -G` prints of one: its user, its address if that is in brackets (IPv4 too), its name if not, its port."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,9 @@ def _reached(
     before: Sequence[str] = (),
     seen: tuple[str, ...] = (),
 ) -> Node:
-    """The node as `ssh -i KEY -p PORT USER@ADDRESS` reaches it. `before`: the jump hosts that are named on the way, as
-    USER@HOST:PORT or less of it; `seen`: those on whose way this node is."""
+    """The node as `ssh -i KEY -p PORT USER@ADDRESS` reaches it; a jump host for which the file names no key takes the
+    machine's. `before`: the jump hosts that are named on the way, as USER@HOST:PORT or less of it; `seen`: those on
+    whose way this node is."""
     values = _ssh_config(node.address, user, port, "" if seen else node.user)
     keys = [Path(os.path.expandvars(name)) for name in values["identityfile"] if name != "none"]
     key = key or next((name for name in keys if name.is_file()), next(iter(keys), node.key))
@@ -124,10 +126,10 @@ def _reached(
     through = None
     if jumps := before or own:
         *earlier, last = jumps
-        place = urlsplit(last if "://" in last else f"ssh://{last}")
-        host = place.hostname or ""
-        hop = replace(node, name=host, address=host, key=key)
-        through = _reached(hop, place.username, place.port, before=earlier, seen=(*seen, last))
+        ((login, in_brackets, name, place),) = JUMP_HOST.findall(last)
+        host = in_brackets or name
+        hop = replace(node, name=host, address=host, key=node.key if seen else key)
+        through = _reached(hop, login, int(place or 0), before=earlier, seen=(*seen, last))
     return replace(
         node,
         address=values["hostname"][0],

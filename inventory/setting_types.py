@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,6 +43,17 @@ def network_text(value: str) -> str:
         raise ValueError("a network by its first address and its length is expected, such as 10.213.77.0/24") from None
 
 
+def mirror_address(value: str) -> str:
+    """Packages and models come by https, so that nobody on the way changes them; by http from this machine alone."""
+    parts = urlsplit(value)
+    host = parts.hostname or ""
+    is_here = host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    schemes = ("https", "http") if is_here else ("https",)
+    if value and (not host or parts.scheme not in schemes or re.search(r"[\s\\]", value)):
+        raise ValueError("https://HOST... is expected (http:// on 127.0.0.1 only)")
+    return value
+
+
 def expanded(value: Path) -> Path:
     try:
         return value.expanduser()
@@ -72,14 +84,7 @@ HostName = Annotated[
     ),
 ]
 IpAddress = Annotated[str, AfterValidator(address_text)]
-Mirror = Annotated[
-    str,
-    spelled(
-        r"(https://[^\s/?#]\S*|http://(localhost|127\.[0-9.]+|\[::1\])([:/]\S*)?)?",
-        "https://HOST... is expected (http:// on 127.0.0.1 only)",
-    ),
-]
-"""Packages and models come by https, so that nobody on the way changes them; by http from this machine alone."""
+Mirror = Annotated[str, AfterValidator(mirror_address)]
 AptMirror = Annotated[
     str,
     spelled(r"(https?://[^\s/\\][^\s\\]*)?", "http://HOST... or https://HOST... is expected"),

@@ -64,11 +64,9 @@ class Sdk:
     """The SDK's clients of one region. Raises NoCloud where there are no credentials."""
 
     def __init__(self, region_id: str, where: Endpoint, pace: CallPace) -> None:
-        proxy, certificates = _way_out(where)
+        proxy, certificates = _way_out(where, where.host or f"ecs.{region_id}.aliyuncs.com")
         credential = _credential(where)
         logging.getLogger("darabonba-core").disabled = True  # with DEBUG=sdk it prints headers, tokens among them
-        if where.is_loopback:
-            _bypass_proxies(where)
         vpc = CENTRAL_VPC.get(region_id, f"vpc.{region_id}.aliyuncs.com")
         hosts = {ECS: where.host, VPC: where.host or vpc, STS: where.host or f"sts.{region_id}.aliyuncs.com"}
         self._protocol = where.protocol
@@ -88,6 +86,9 @@ class Sdk:
             )
             for version, host in hosts.items()
         }
+        for client in self._clients.values():
+            if where.is_loopback or internet.is_direct(client._endpoint):
+                _bypass_proxies(where.protocol, client._endpoint)
 
     def send(self, action: str, fields: Mapping[str, Any], version: str) -> dict[str, Any]:
         """One request, signed and sent; headers and body of its answer. Raises what the SDK raises."""
@@ -112,10 +113,10 @@ class Sdk:
         return dict(getattr(models, f"{action}Request")().from_map(dict(fields)).to_map())
 
 
-def _way_out(where: Endpoint) -> tuple[str, str]:
+def _way_out(where: Endpoint, host: str) -> tuple[str, str]:
     """The proxy and the certificates of this machine's environment, empty where it names none. Raises NoCloud."""
     try:
-        proxy = "" if where.is_loopback else internet.proxy()
+        proxy = "" if where.is_loopback else internet.proxy(host)
         return proxy, internet.ca_bundle() if where.protocol == "https" else ""
     except internet.InternetError as error:
         raise NoCloud(str(error)) from None
@@ -159,15 +160,15 @@ def _source(where: Endpoint) -> tuple[str, Callable[[], Any]]:
     raise NoCloud(NO_CREDENTIALS)
 
 
-def _bypass_proxies(where: Endpoint) -> None:
-    """Send to this very machine directly. The SDK takes HTTP_PROXY for every address, whatever NO_PROXY says; it
-    keeps one session an address, and that one gets an adapter that knows no proxies.
+def _bypass_proxies(protocol: str, host: str) -> None:
+    """Send to a host directly. The SDK takes HTTPS_PROXY for every address, whatever NO_PROXY says; it keeps one
+    session an address, and that one gets an adapter that knows no proxies.
     """
 
     class Direct(HTTPAdapter):
         def send(self, request: Any, *arguments: Any, **options: Any) -> Any:
             return super().send(request, *arguments, **{**options, "proxies": None})
 
-    key = f"{where.protocol}://{where.host}:80:pool={DEFAULT_POOL_MAXSIZE}"
-    session = DaraCore._get_session(key, where.protocol, pool_size=DEFAULT_POOL_MAXSIZE)
-    session.mount(f"{where.protocol}://", Direct())
+    key = f"{protocol}://{host}:80:pool={DEFAULT_POOL_MAXSIZE}"
+    session = DaraCore._get_session(key, protocol, pool_size=DEFAULT_POOL_MAXSIZE)
+    session.mount(f"{protocol}://", Direct())

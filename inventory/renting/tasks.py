@@ -124,7 +124,7 @@ def up(
         "others": "proceed even if machines, disks or snapshots are tagged with another owner",
         "anyway": "proceed even if a snapshot is still being stored; that snapshot then fails",
         "stop_run": "stop an active run first, as fab stop does",
-        "force": "proceed even if a run is active, or if checkpoints are lost that are nowhere else",
+        "force": "proceed even if a run is active, checkpoints are lost that are nowhere else, or te1 does not answer",
         "record": RECORD,
     },
 )
@@ -144,15 +144,15 @@ def down(
         settings = cluster_toml.load_settings()
         cloud = _cloud(settings, record)
         plan = removal.plan_down(cloud, settings, disks, anyway, others, nodes=node)
-        protected = {"named": bool(node), "agreed": yes, "force": force}
-        lines, stopping = _at_stake(plan, stop_run=stop_run, **protected)
+        protected = {"named": bool(node), "force": force}
+        lines, stopping = _at_stake(plan, agreed=yes, stop_run=stop_run, **protected)
         report.display(*lines, *report.down_lines(plan, settings))
         if not plan.is_empty:
             flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
             ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
             if stopping:
                 stop(c, run=stopping)
-                _at_stake(plan, stop_run=False, **protected)  # what it saved just now may be on the head alone
+                _at_stake(plan, agreed=True, **protected)  # nobody has read yet what it saved just now
             removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:
         say(report.remaining_line(plan.remaining))
@@ -167,8 +167,8 @@ def _at_stake(
 ) -> tuple[list[str], str]:
     """What goes with the machines beside themselves, as far as the head tells within seconds; the run to stop first.
 
-    Raises RentError where runs or their only copies would go, but for `force`: for machines that were named, and where
-    the user agreed before reading what goes.
+    Raises RentError where runs or their only copies would go, or the head tells nothing of them, but for `force`: for
+    machines that were named, and where the user agreed before reading what goes.
     """
     everything = members.members((*plan.machines, *plan.remaining))
     by_name = dict(zip(members.names(everything), everything, strict=True))
@@ -178,15 +178,14 @@ def _at_stake(
     else:
         stake, silence = _stake()
         losses, unknown = _on_heads_disk(plan, stake, silence)
-        if stop_run and stake.hosts:
-            stake, stopping = replace(stake, active="", hosts=frozenset()), stake.active
         going = {name for name, each in by_name.items() if each in plan.machines}
+        if stop_run and stake.hosts & going:
+            stake, stopping = replace(stake, active="", hosts=frozenset()), stake.active
         losses = [*stake.running_on(going), *losses]
+        if silence and going:
+            losses.append(f"whether a run is going on there is not known: {silence}")
         unfetched = [stake.left_on(members.HEAD)] if members.HEAD in going and stake.unfetched else []
-        if named:
-            losses += [*unfetched, *([f"whether a run is going on there is not known: {silence}"] if silence else [])]
-        else:
-            unknown = [*unfetched, *unknown]
+        losses, unknown = [*losses, *(unfetched if named else [])], [*([] if named else unfetched), *unknown]
     if losses and (named or agreed) and not force:
         raise errors.RentError(f"{'; '.join(losses)}; nothing was deleted (--force: all the same)")
     return [*losses, *unknown], stopping

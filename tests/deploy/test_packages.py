@@ -14,7 +14,7 @@ import pytest
 
 from deploy.node_files import FOLDER
 from deploy.on_node.probe import SPOT_WATCH
-from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror
+from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror, without_mirror
 from inventory.settings import Settings
 from tests.support.fake_nodes import NODE, deploy
 from tests.support.waiting import until
@@ -219,6 +219,24 @@ def test_deb822_sources_and_the_security_archive_too():
 def test_other_repositories_and_comments_stay():
     text = "# deb http://archive.ubuntu.com/ubuntu x\ndeb http://nvidia.example/cuda/repos/ubuntu2204/x86_64/ /\n"
     assert through_mirror(text, MIRROR) == text
+
+
+CN, SECURITY = "http://cn.archive.ubuntu.com/ubuntu", "http://security.ubuntu.com/ubuntu"
+LINES = f"deb {CN} noble main\ndeb {CN} noble universe\ndeb {SECURITY}/ noble-security main\n"
+PARAGRAPHS = f"Types: deb\nURIs: {CN}\nSuites: noble noble-updates\n\nSuites:\n noble-security\nURIs: {SECURITY}\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "added"),
+    [
+        (LINES, "deb {} noble-backports main\n"),
+        (LINES, "deb [signed-by=/a.gpg] {} noble restricted\n# deb\n"),
+        (PARAGRAPHS, "Types: deb\nURIs: {}\nSuites: noble-backports noble-updates\n\n"),
+    ],
+)
+def test_each_archive_goes_back_to_where_its_suite_was(first, added):
+    mirrored = added.format(f"{MIRROR}/ubuntu") + through_mirror(first, MIRROR)
+    assert without_mirror(mirrored, first, [MIRROR]) == added.format(CN) + first
 
 
 @pytest.mark.parametrize("host", ["de.archive.ubuntu.com", "mirrors.cloud.aliyuncs.com", "mirror.corp.example:8080"])

@@ -1,11 +1,13 @@
 """fab trust: what is known of a machine against what it shows."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
-from inventory.hostkeys import compare, read, scanned, updated, write
+from inventory.hostkeys import ask, compare, read, scanned, updated, write
 from inventory.known_hosts import known_host_name, parse_known_hosts
+from inventory.ssh import SshError
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,12 @@ def scan(host, key):
 def test_the_fingerprint_is_the_one_ssh_keygen_prints(keys):
     (key,) = scan("192.0.2.1", keys[0])
     assert key.fingerprint == keys[0][2]
+
+
+def test_without_ssh_keyscan_no_machine_is_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SshError):
+        ask(SimpleNamespace(through=None, port=22, address="127.0.0.1"))
 
 
 def test_a_new_machine_is_appended_and_then_known(keys):

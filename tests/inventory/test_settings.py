@@ -97,6 +97,31 @@ def test_a_mirror_of_apt_that_apt_cannot_read_is_refused(tmp_path, url):
 
 
 @pytest.mark.parametrize(
+    ("url", "is_taken"),
+    [
+        ("https://user:word@mirror.example/simple", True),
+        ("HTTPS://Mirror.example/simple", True),
+        ("http://[::1]:8080/simple", True),
+        ("http://127.0.0.2", True),
+        ("http://localhost:x@evil.example/simple", False),
+        ("http://127.0.0.1:8080@evil.example", False),
+        ("http://evil.example\\\\@localhost/simple", False),
+        ("http://127.0.0.1.evil.example", False),
+        ("https://@/simple", False),
+        ("https://:443/simple", False),
+        ("https://[::1/simple", False),
+        ("https://a.example/a b", False),
+    ],
+)
+def test_a_mirror_is_judged_by_the_host_that_is_asked(tmp_path, url, is_taken):
+    text = f'[mirrors]\npypi = "{url}"\n'
+    if is_taken:
+        assert load(tmp_path, text).mirrors.pypi == url
+    else:
+        assert "mirrors.pypi" in "".join(problems(tmp_path, text))
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ('name = "Anna-1"', "name: one to eight small letters and digits are expected, a letter first, not 'Anna-1'"),

@@ -124,7 +124,13 @@ AS_SSH_READS_IT = {
     "the login user": "Match user root\n Port 2222\n",
     "a URI on the way": "Host gpu\n ProxyJump ssh://me@bastion.example:2200\n",
     "IPv6 on the way": "Host gpu\n ProxyJump me@[2001:db8::5]:2200\n",
+    "IPv4 on the way": "Host gpu\n ProxyJump me@203.0.113.13:2200\n",
+    "a name in brackets on the way": "Host gpu\n ProxyJump [bastion.example]:2200,203.0.113.13:22\n",
+    "capitals on the way": "Host gpu\n ProxyJump Gate\nHost gate\n HostName 203.0.113.9\n",
     "several on the way": "Host gpu\n ProxyJump a@x:1,b@[2001:db8::5]:2,c@z\n",
+    "a key on the way": "Host gpu\n ProxyJump a,b\nHost b\n IdentityFile {folder}/id_b\n",
+    "keys on the way": "Host gpu\n ProxyJump a,b,c,d\n IdentityFile {folder}/own\n"
+    "Host b\n IdentityFile {folder}/id_b\nHost d\n IdentityFile {folder}/id_d\n",
     "none on the way": "Host gpu\n ProxyJump none\nHost *\n ProxyJump bastion.example\n",
     "another encoding": "# \u5b9e\u9a8c\u5ba4\nHost gpu\n User me\n Port 2222\n",
     "an included file": "Include {folder}/more\n",
@@ -134,6 +140,12 @@ AS_SSH_READS_IT = {
     "no name server": "CanonicalizeHostname yes\nCanonicalizeFallbackLocal no\nCanonicalDomains nowhere.invalid\n",
 }
 """ssh_config(5); what only a newer ssh knows is refused by both."""
+
+
+def key_for(host, config):
+    """Of those that the file names for it; ssh prints its own usual ones where it names none."""
+    done = subprocess.run(["ssh", "-G", "-F", config, host], capture_output=True, text=True, check=True)
+    return next((line.split()[1] for line in done.stdout.splitlines() if f"{config.parents[1]}/" in line), "")
 
 
 @pytest.mark.parametrize("text", AS_SSH_READS_IT.values(), ids=AS_SSH_READS_IT)
@@ -155,9 +167,11 @@ def test_a_users_ssh_config_means_what_ssh_makes_of_it(tmp_path, monkeypatch, te
     assert (node.address, node.user, str(node.port)) == (says["hostname"], says["user"], says["port"])
     way = [(hop.user, hop.address, hop.port) for hop in node.hops]
     jumps = [hop.removeprefix("ssh://") for hop in says.get("proxyjump", "none").split(",") if hop != "none"]
+    assert [str(hop.key) for hop in node.hops] == [key_for(hop.address, config) or str(node.key) for hop in node.hops]
     assert len(way) == len(jumps)
     for (user, address, port), jump in zip(way, jumps, strict=True):
-        assert jump in (f"{user}@[{address}]:{port}", f"{user}@{address}:{port}", f"{user}@{address}")
+        forms = [f"{host}{end}" for host in (address, f"[{address}]") for end in (f":{port}", "")]
+        assert jump.lower() in (*forms, *(f"{user}@{form}" for form in forms))
 
 
 def test_a_key_that_the_users_ssh_config_names_is_the_one_that_is_taken_or_missed(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def test_whatever_comes_after_an_interrupted_fab_up_ends_right(cluster, evidence
         assert code == 130 and "what was made is tagged" in output, f"exit {code}: {output}"
     assert "Traceback" not in output
     if point % 2:
-        ended = cluster.fab(renting.down, yes=True)
+        ended = cluster.fab(renting.down, yes=True, force=True)
         wrong = list(checks.leaks(cluster.world, CLUSTER, 0, ended.output))
         wrong += [f"disk {d} is left, which nobody said" for d in cluster.world.disks if d not in ended.output]
         wrong += checks.half_open(cluster.places, but=FREE)

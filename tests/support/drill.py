@@ -20,7 +20,7 @@ class Drill(Range):
         super().__enter__()
         self._calls, self._cells = {}, {}
         self.fab(renting.up, yes=True)
-        self.fab(renting.down, yes=True, disks=True)
+        self.fab(renting.down, yes=True, disks=True, force=True)
         key = self.places.own_key
         own = {path: path.read_bytes() for path in (key, key.with_name(f"{key.name}.pub"))}
         fresh = Account(region_id=self.world.region_id, port=self.world.port)
@@ -29,7 +29,7 @@ class Drill(Range):
         self.must(renting.up, yes=True)
         self.states["up"] = self.state()
         self.must(keeping.create)
-        self.must(renting.down, yes=True)
+        self.must(renting.down, yes=True, force=True)
         self.hurry(60)
         self.states["kept"] = self.state()
         return self

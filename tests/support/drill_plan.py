@@ -116,7 +116,12 @@ COMMANDS = (
         disk_gib=24,
     ),
     Command(
-        "fab down --disks", renting.down, (("yes", True), ("disks", True)), "up", "A cluster of two goes", "nothing"
+        "fab down --disks",
+        renting.down,
+        (("yes", True), ("disks", True), ("force", True)),  # nobody is behind its machines' addresses
+        "up",
+        "A cluster of two goes",
+        "nothing",
     ),
 )
 

@@ -96,17 +96,19 @@ def hold_start_lock(head: Head) -> Iterator[StartLock]:
 
 
 def hold_command(head: Head, silence_s: float) -> str:
-    """A shell command that takes the turn, and keeps it while it hears a line now and then."""
+    """A shell command that takes the turn, and keeps it while it hears a line now and then; with 0 it only looks."""
     python = sys.executable if head.here else "python3"  # by its own lock: not every laptop has flock(1)
     argv = [python, "-I", "-c", HOLD.read_text(encoding="utf-8"), head.runs, LOCK_WAIT_S, silence_s]
     return shlex.join(map(str, argv))
 
 
 def under_way(head: Head) -> str:
-    """The run that is being prepared or started there, `a run` where it has no id yet; empty where none is."""
+    """The run that is being prepared or started there, `a run` where it has no id yet; empty where none is. HeadError
+    where the head cannot tell."""
     runs = shlex.quote(str(head.runs))
     answer = head.shell(
-        f"[ -d {runs} ] || exit 0; case $({hold_command(head, 0)} </dev/null) in *false*) ;; *) exit 0 ;; esac; "
+        f"[ -d {runs} ] || exit 0; case $({hold_command(head, 0)} </dev/null 2>/dev/null) in *true*) exit 0 ;; "
+        f"*false*) ;; *) echo no lock can be had on {runs}, which takes python3 >&2; exit 1 ;; esac; "
         f"echo held; cd {runs} && ls -d */{PREPARING} 2>/dev/null; true"
     ).splitlines()
     if not answer:

@@ -81,7 +81,9 @@ class Hub:
         try:
             internet.proxy()
             if certificates := internet.ca_bundle():
-                os.environ["SSL_CERT_FILE"] = certificates  # the only one of the variables that its client reads
+                os.environ.pop("SSL_CERT_FILE", None)
+                kind = "SSL_CERT_DIR" if Path(certificates).is_dir() else "SSL_CERT_FILE"
+                os.environ[kind] = certificates  # its client reads no other variables
         except internet.InternetError as error:
             raise HubError(str(error)) from None
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.request import getproxies_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
 PLAIN, SOCKS = ("http", "https"), ("socks5", "socks5h")
@@ -17,17 +17,24 @@ class InternetError(ValueError):
 
 
 def ca_bundle() -> str:
-    """The certificates to trust, as a company's proxy needs: the file that the first of `CA_VARIABLES` names; empty:
-    the client's own. Raises InternetError where there is no such file."""
+    """The certificates to trust, as a company's proxy needs: the file or folder that the first of `CA_VARIABLES` names;
+    empty: the client's own. Raises InternetError where there is none."""
     name = next((name for name in CA_VARIABLES if os.environ.get(name)), "")
-    if name and not Path(os.environ[name]).is_file():
+    if name and not Path(os.environ[name]).exists():
         raise InternetError(f"{name} = {os.environ[name]}: there is no such file; it names the certificates to trust")
     return os.environ[name] if name else ""
 
 
-def proxy() -> str:
-    """The proxy that https addresses are asked through; empty: none. Raises InternetError for a proxy that no client
-    here can use, whatever it is for: the hub's client refuses each."""
+def is_direct(host: str) -> bool:
+    """Whether NO_PROXY names it."""
+    return bool(proxy_bypass(host))
+
+
+def proxy(host: str = "") -> str:
+    """The proxy that https addresses, or those of a host, are asked through; empty: none. Raises InternetError for one
+    that not every client here can use, whatever addresses it is for: the hub's client refuses each."""
+    if host and is_direct(host):
+        return ""
     proxies = getproxies_environment()
     for key in ("https", "all", "http"):
         scheme, separator, _ = proxies.get(key, "").partition("://")
@@ -37,7 +44,7 @@ def proxy() -> str:
             raise InternetError(f"{variable} names a proxy with {scheme}://, but only {possible} are possible")
         if separator and scheme.lower() in SOCKS and not (find_spec("socks") and find_spec("socksio")):
             raise InternetError(
-                f"{variable} names a proxy with {scheme}://, which needs two more packages: pip install -e '.[socks]'; "
+                f"{variable} names a proxy with {scheme}://, which needs more packages: pip install -e '.[socks]'; "
                 "or name the proxy's http:// address"
             )
     return proxies.get("https") or proxies.get("all", "")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inventory.aliyun_ecs.caller import ECS
+from inventory.aliyun_ecs.caller import ECS, STS, VPC
 from inventory.aliyun_ecs.client import Ecs
 from inventory.aliyun_ecs.machines import ordered_name
 from inventory.aliyun_ecs.network import Rule
@@ -26,6 +26,7 @@ from inventory.localcloud.places import Places
 from inventory.renting.intents import Intents
 from inventory.settings import Settings
 from tests.support.scripted_api import Say, ScriptedApi, refusal
+from training.text import internet
 
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
 ROOT = Path(__file__).parents[3]
@@ -576,6 +577,33 @@ def test_the_proxy_and_the_certificates_of_the_environment_are_the_sdks(tmp_path
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:7891")
     with pytest.raises(RentError, match="ALL_PROXY"):
         Ecs("cn-beijing", where, QUICK, None)
+
+
+@pytest.mark.parametrize("region", ["cn-beijing", "cn-hangzhou"])
+def test_the_cloud_is_asked_without_a_proxy_where_no_proxy_names_it(tmp_path, monkeypatch, region):
+    from darabonba.exceptions import UnretryableException
+
+    from inventory.aliyun_ecs.caller import Endpoint
+
+    def send(self, request, **options):
+        ways.append(options["proxies"])
+        raise OSError
+
+    ways = []
+    (tmp_path / "keys.ini").write_text(INI)
+    for name in ("https_proxy", "no_proxy", *internet.CA_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("requests.adapters.HTTPAdapter.send", send)
+    monkeypatch.setattr("darabonba.core.DaraCore._sessions", {})
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    for named in (".example", ".aliyuncs.com"):
+        monkeypatch.setenv("NO_PROXY", f"localhost,{named}")
+        cloud = Ecs(region, Endpoint("", credentials=tmp_path / "keys.ini"), QUICK, None)
+        for version in (ECS, VPC, STS):
+            with pytest.raises(UnretryableException):
+                cloud._sdk.send("DescribeRegions", {}, version)
+    assert [bool(way) for way in ways] == [True] * (len(ways) // 2) + [False] * (len(ways) // 2)
+    assert len(ways) >= 6
 
 
 UNKNOWN = refusal(404, "InvalidInstanceId.NotFound")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from invoke import Exit
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
@@ -65,6 +66,29 @@ def test_all_machines_go_under_a_run_only_if_that_was_read_forced_or_the_run_sto
         assert bool(said(RUNNING, ["te1", "te2"], **unread)) is not unread.get("stop_run", False)
 
 
+def test_only_a_run_on_machines_that_go_is_stopped_first(monkeypatch):
+    monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+    monkeypatch.setattr(tasks, "_stake", lambda: (RUNNING, ""))
+    asked = {"named": True, "agreed": True, "force": False, "stop_run": True}
+    assert tasks._at_stake(plan(["te3"], ["te1", "te2"]), **asked) == ([], "")
+    assert tasks._at_stake(plan(["te2"], ["te1", "te3"]), **asked) == ([], NEW)
+
+
+def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch):
+    stakes = [RUNNING, RunsAtRisk(unfinished=(STOPPED,))]
+    monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+    monkeypatch.setattr("inventory.settings.load_settings", lambda: None)
+    monkeypatch.setattr("inventory.renting.report.down_lines", lambda plan, settings: [])
+    both, gone = DownPlan(plan(["te1", "te2"]).machines, (its_disk(),)), []
+    monkeypatch.setattr("inventory.renting.down.plan_down", lambda *_, **__: both)
+    monkeypatch.setattr("inventory.renting.down.apply_down", lambda *_: gone.append(both))
+    for name, fake in {"_cloud": None, "_stake": (lambda: (stakes.pop(0), "")), "stop": None, "ask": None}.items():
+        monkeypatch.setattr(tasks, name, fake or (lambda *_, **__: None))
+    with pytest.raises(Exit) as refused:
+        tasks.down.body(None, [], disks=True, stop_run=True)
+    assert refused.value.code == 2 and (stakes, gone) == ([], [])
+
+
 def test_a_run_that_is_being_prepared_may_be_on_any_of_them(said):
     with pytest.raises(RentError, match=f"^{NEW} is being started, on nodes that are not known yet: "):
         said(RunsAtRisk(NEW), ["te3"], ["te1", "te2"])
@@ -90,12 +114,14 @@ def test_many_runs_are_counted_and_not_listed():
     assert "and 2 more (fab runs); fab fetch --run tiny-20260130-154500" in stake.left_on("te1")
 
 
-def test_where_the_head_does_not_answer_one_machine_stays_and_all_may_go(said):
+@pytest.mark.parametrize("unread", [{"remaining": ["te1"]}, {"remaining": [], "agreed": True}])
+def test_where_the_head_does_not_answer_no_machine_goes_but_for_force_or_who_has_read_it(said, unread):
     with pytest.raises(
-        RentError, match=r"^whether a run is going on there is not known: timed out; nothing was deleted"
+        RentError, match=r"^whether a run is going on there is not known: timed out; nothing was deleted .--force"
     ):
-        said(RunsAtRisk(), ["te2"], ["te1"], unknown="timed out")
-    assert said(RunsAtRisk(), ["te1", "te2"], unknown="timed out") == []
+        said(RunsAtRisk(), ["te2", "te3"] if unread["remaining"] else ["te1", "te2"], **unread, unknown="timed out")
+    assert len(said(RunsAtRisk(), ["te1"], agreed=True, force=True, unknown="timed out")) == 1
+    assert len(said(RunsAtRisk(), ["te1", "te2"], unknown="timed out")) == 1
 
 
 def test_without_a_head_nothing_is_at_stake(said):
@@ -155,7 +181,7 @@ def test_whatever_fails_while_a_run_is_described_is_a_line_and_stops_nothing(mon
         "what of its runs is only on te1's disk is not known: int too large to convert to float"
     ]
     monkeypatch.setattr("inventory.cluster.load_cluster", fails)
-    assert at_stake(plan(["te1"])) == []
+    assert len(at_stake(plan(["te1"]))) == 1
     with pytest.raises(RentError, match="is not known: int too large"):
         at_stake(plan(["te2"], ["te1"]), named=True)
 
@@ -187,7 +213,7 @@ def test_where_a_named_head_goes_with_its_disk_that_is_refused_but_for_force(mon
 
 
 def test_a_disk_that_goes_although_its_machine_does_not_answer_is_said_to_be_unknown(lost):
-    assert lost(unknown="timed out") == ["what of its runs is only on te1's disk is not known: timed out"]
+    assert lost(unknown="timed out")[1:] == ["what of its runs is only on te1's disk is not known: timed out"]
 
 
 def test_of_a_disk_without_its_machine_is_said_what_fetched_runs_tell(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -353,6 +354,21 @@ def test_the_turn_needs_no_program_but_a_shell(tmp_path: Path, monkeypatch):
     with starting.hold_start_lock(head) as mine:
         mine.confirm()
         assert starting.under_way(head) == "a run"
+
+
+def test_who_looks_at_the_turn_is_in_nobodys_way_who_looks_too(tmp_path: Path):
+    onlooker = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(onlooker, fcntl.LOCK_SH)
+        assert starting.under_way(HereHead(tmp_path)) == ""
+    finally:
+        os.close(onlooker)
+
+
+def test_a_turn_that_cannot_be_looked_at_is_not_taken_for_free(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python3"))
+    with pytest.raises(HeadError):
+        starting.under_way(HereHead(tmp_path))
 
 
 def test_no_ranks_are_started_on_another_system_than_linux(tmp_path: Path, monkeypatch):

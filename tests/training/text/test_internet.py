@@ -47,6 +47,14 @@ def test_with_the_packages_a_socks_proxy_is_used(monkeypatch):
     assert internet.proxy() == SOCKS
 
 
+def test_a_host_that_no_proxy_names_needs_no_proxy_that_can_be_used(monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "ss://127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", "localhost,.example")
+    assert internet.proxy("ecs.example") == ""
+    with pytest.raises(internet.InternetError):
+        internet.proxy("ecs.another")
+
+
 @pytest.mark.parametrize("name", internet.CA_VARIABLES)
 def test_a_companys_certificates_are_taken_by_each_variable_and_must_be_there(monkeypatch, tmp_path, name):
     monkeypatch.setenv("SSL_CERT_FILE", "")
@@ -56,3 +64,13 @@ def test_a_companys_certificates_are_taken_by_each_variable_and_must_be_there(mo
         hub.asked(pytest.fail)
     (tmp_path / "ca.pem").touch()
     assert hub.asked(lambda _: os.environ["SSL_CERT_FILE"]) == internet.ca_bundle() == str(tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize("name", internet.CA_VARIABLES)
+def test_certificates_may_be_a_folder_of_them(monkeypatch, tmp_path, name):
+    monkeypatch.setenv("SSL_CERT_FILE", "")
+    monkeypatch.setenv("SSL_CERT_DIR", "")
+    monkeypatch.setenv(name, str(tmp_path))
+    assert internet.ca_bundle() == str(tmp_path)
+    read = hub_at("", None, "").asked(lambda _: (os.environ.get("SSL_CERT_FILE", ""), os.environ["SSL_CERT_DIR"]))
+    assert read == ("", str(tmp_path))
