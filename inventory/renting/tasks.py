@@ -182,7 +182,7 @@ def _at_stake(
         if stop_run and stake.hosts & going:
             stake, stopping = replace(stake, active="", hosts=frozenset()), stake.active
         losses = [*stake.running_on(going), *losses]
-        if silence and going:
+        if silence and going and not by_name[members.HEAD].is_stopped:
             losses.append(f"whether a run is going on there is not known: {silence}")
         unfetched = [stake.left_on(members.HEAD)] if members.HEAD in going and stake.unfetched else []
         losses, unknown = [*losses, *(unfetched if named else [])], [*([] if named else unfetched), *unknown]

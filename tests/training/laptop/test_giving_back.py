@@ -20,10 +20,13 @@ from training.laptop.run_list.giving_back import RunsAtRisk, Unfinished
 OLD, NEW = "tiny-20260130-120000", "tiny-20260131-154500"
 
 
-def plan(going, remaining=()):
+def plan(going, remaining=(), off=()):
     """Of machines by their names."""
-    both = [[SimpleNamespace(name=n, tags={}, created=0, instance_id=n) for n in names] for names in (going, remaining)]
-    return DownPlan(tuple(both[0]), (), remaining=tuple(both[1]))
+
+    def machine(name):
+        return SimpleNamespace(name=name, tags={}, created=0, instance_id=name, is_stopped=name in off)
+
+    return DownPlan(tuple(map(machine, going)), (), remaining=tuple(map(machine, remaining)))
 
 
 def at_stake(going, *, named=False, agreed=False, force=False, stop_run=False):
@@ -36,10 +39,10 @@ def said(monkeypatch):
     """What `fab down` says of a stake before some machines go."""
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
 
-    def ask(stake, going, remaining=(), *, unknown="", named=None, agreed=False, **flags):
+    def ask(stake, going, remaining=(), *, off=(), unknown="", named=None, agreed=False, **flags):
         monkeypatch.setattr(tasks, "_stake", lambda: (stake, unknown))
         named = bool(remaining) if named is None else named
-        return at_stake(plan(going, remaining), named=named, agreed=agreed, **flags)
+        return at_stake(plan(going, remaining, off), named=named, agreed=agreed, **flags)
 
     return ask
 
@@ -122,6 +125,7 @@ def test_where_the_head_does_not_answer_no_machine_goes_but_for_force_or_who_has
         said(RunsAtRisk(), ["te2", "te3"] if unread["remaining"] else ["te1", "te2"], **unread, unknown="timed out")
     assert len(said(RunsAtRisk(), ["te1"], agreed=True, force=True, unknown="timed out")) == 1
     assert len(said(RunsAtRisk(), ["te1", "te2"], unknown="timed out")) == 1
+    assert said(RunsAtRisk(), ["te1", "te2"], off=["te1"], agreed=True, unknown="timed out") == []
 
 
 def test_without_a_head_nothing_is_at_stake(said):
