@@ -89,11 +89,12 @@ def without_mirror(text: str, first: str, mirrors: Sequence[str]) -> str:
     ]
 
     def place(paragraph: str, match: re.Match[str]) -> str:
-        folder = [each for each in places if each[0] == match[1]]
-        alike = [each for each in folder if each[1] & _pockets(paragraph, match)]
-        if len(alike) > 1:
-            places.remove(alike[0])
-        return [*alike, *folder, ("", set(), match[0])][0][2]
+        of_folder = [each for each in places if each[0] == match[1]]
+        of_pocket = [each for each in of_folder if each[1] & _pockets(paragraph, match)]
+        if len(of_pocket) > 1:  # the next one of this pocket goes to the next place
+            places.remove(of_pocket[0])
+        nearest = of_pocket or of_folder
+        return nearest[0][2] if nearest else match[0]
 
     return _PARAGRAPH.sub(lambda paragraph: mirrored.sub(partial(place, paragraph[0]), paragraph[0]), text)
 

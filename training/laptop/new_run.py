@@ -34,6 +34,7 @@ from training.run.folder import LAUNCH, PLAN
 from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
 from training.run.notices import RECORD, DiskRecord, parse_record
 from training.text.files import figure_in
+from training.text.problems import FAILED
 
 
 def refuse_second(head: Head) -> None:
@@ -77,10 +78,16 @@ def who_goes(notices: Sequence[reclaim.Notice]) -> str:
     return reclaim.words(notices, lambda at: clock(datetime.fromtimestamp(at, UTC)))
 
 
+class MachineAway(LaunchError):
+    """A machine that a run would use is stopped, or the cloud takes it back."""
+
+    exit_code = FAILED
+
+
 def refuse_leaving(cluster: Session) -> None:
-    """LaunchError where a node is stopped, or the cloud has said that it takes it back: a run would end at once."""
+    """MachineAway where a node is stopped, or the cloud has said that it takes it back: a run would end at once."""
     if stopped := ", ".join(node.name for node in cluster.nodes if node.stopped):
-        raise LaunchError(f"stopped: {stopped}; fab up starts what is stopped")
+        raise MachineAway(f"stopped: {stopped}; fab up starts what is stopped")
     if soon := under_notice(cluster):
         without_head = cluster.head.name in {notice.node for notice in soon}
         way = (
@@ -89,7 +96,7 @@ def refuse_leaving(cluster: Session) -> None:
             else "when it is gone, this command starts on the machines that are left; "
             f"to start on all of them, first: {reclaim.ALL_AGAIN}"
         )
-        raise LaunchError(f"{who_goes(soon)}: nothing is started; {way}")
+        raise MachineAway(f"{who_goes(soon)}: nothing is started; {way}")
 
 
 def refuse_other_disk(cluster: Session) -> None:

@@ -189,7 +189,7 @@ def measure_pair(group: Group, source: int, target: int, budget_s: float) -> dic
     """One-way bandwidth from one rank to another, and half a round trip's latency; the others wait.
 
     The clock runs on the source from the first byte until the target's answer that all has arrived. The size
-    is the first of PAIR_BYTES that keeps the line busy for a sixth of the budget.
+    is the first of PAIR_BYTES that takes a sixth of the budget: beside it the answer's way back is short.
     """
     dist.barrier()
     numbers = torch.zeros(3, dtype=torch.float64, device=group.device)
@@ -202,13 +202,12 @@ def measure_pair(group: Group, source: int, target: int, budget_s: float) -> dic
         numbers = torch.tensor([latency, size, seconds], dtype=torch.float64, device=group.device)
     dist.broadcast(numbers, src=source)
     latency, size, seconds = (float(number) for number in numbers.tolist())
-    net_s = max(seconds - latency / 2, 1e-9)
     return {
         "source": source,
         "target": target,
         "bytes": int(size),
         "seconds": seconds,
-        "gbit_s": size * 8 / net_s / 1e9,
+        "gbit_s": size * 8 / seconds / 1e9,
         "latency_us": latency / 2 * 1e6,
     }
 

@@ -219,8 +219,9 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
     head = Head(tmp_path / "notices")
     cluster = cluster_of(head, [node(0), node(1)])
     new_run.refuse_leaving(cluster)
-    with pytest.raises(LaunchError):
+    with pytest.raises(new_run.MachineAway) as stopped:
         new_run.refuse_leaving(cluster_of(head, [node(0), replace(node(1), stopped=True)]))
+    assert stopped.value.exit_code == 1, "the user can ask the same again"
     notice(head.folder, "te9", in_s=200)
     notice(head.folder, "te2", in_s=-20, noticed_ago_s=320)
     new_run.refuse_leaving(cluster)

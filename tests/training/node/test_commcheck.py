@@ -142,3 +142,15 @@ def test_joining_waits_longer_than_a_collective_does(monkeypatch: pytest.MonkeyP
     with pytest.raises(RuntimeError):  # nobody else comes
         commcheck.join()
     assert time.monotonic() - began > 1.5
+
+
+def test_a_slow_ping_makes_no_pair_fast(monkeypatch: pytest.MonkeyPatch):
+    torch = pytest.importorskip("torch", reason="needs the [train] extra")
+    from training.node import commcheck
+
+    seconds = {4: 0.5}  # a hiccup of a shared machine; all else takes 50 ms
+    monkeypatch.setattr(commcheck, "_transfer_s", lambda _, a, b, size, budget_s: seconds.get(size, 0.05))
+    for collective in ("barrier", "broadcast"):
+        monkeypatch.setattr(commcheck.dist, collective, lambda *_, **__: None)
+    pair = commcheck.measure_pair(commcheck.Group(0, 2, torch.device("cpu"), "gloo"), 0, 1, 1.0)
+    assert pair["gbit_s"] == pytest.approx(pair["bytes"] * 8 / 0.05 / 1e9)
