@@ -290,24 +290,21 @@ def test_a_base_deploy_with_a_host_off_finishes_the_others_and_fails(disturbed):
     assert code == 0, log[-3000:]
 
 
-def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed):
+def test_a_rank_that_stands_still_is_named_and_its_stack_comes_home(disturbed):
     local = disturbed.local
-    local.on("te1", f'sed -i \'s/"hang_s": [0-9.]*/"hang_s": 12/\' {disturbed.folder}/launch.json')
     before = disturbed.steps()
-    disturbed.resume("--set", "strategy=zero3", "--set", "save_every=1000")  # within a save it may stand still longer
+    disturbed.resume("--set", "strategy=zero3", "--set", "save_every=1000")
     disturbed.wait_beyond(before + 2)
     local.on("te3", f"pkill -STOP -f '{RANKS}'")
-    status = disturbed.wait_until_failed(within_s=180)  # of slow steps it waits for ten, within five times the floor
+    status = disturbed.wait_until_failed(within_s=180)  # the others no longer hear it, and leave
     rank = disturbed.rank_on("te3")
     assert (status["failed_node"], status["failed_rank"]) == ("te3", rank), status
     assert f"rank {rank} on te3 is stopped by a signal" in status["reason"]
     assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}
     fetched = local.fab("fetch", "--run", disturbed.run_id)
     assert fetched.returncode == 0, fetched.stdout
-    stacks = sorted((ROOT / "runs" / disturbed.run_id / "hang").rglob("rank-*.txt"))
-    assert [path.stem for path in stacks] == [f"rank-{rank}" for rank in range(4)]
-    assert "training/node/finetune.py" in stacks[0].read_text()
-    local.on("te1", f'sed -i \'s/"hang_s": [0-9.]*/"hang_s": 300.0/\' {disturbed.folder}/launch.json')
+    (stack,) = (ROOT / "runs" / disturbed.run_id / "hang").rglob("rank-*.txt")
+    assert stack.stem == f"rank-{rank}" and "training/node/finetune.py" in stack.read_text()
 
 
 def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(disturbed):

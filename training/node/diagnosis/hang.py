@@ -175,6 +175,8 @@ def _latest(states: Sequence[RankState]) -> tuple[RankState | None, str]:
         if suspects := [state for state in states if state.state == letter]:
             return suspects[0], words
     fell = "fell behind"
+    if len(states) == 1:
+        return states[0], fell
     if suspects := _fewest_enqueued(states):
         return suspects[0], fell
     idle = [state for state in states if not state.waits]
@@ -238,7 +240,7 @@ ASK_S = 90.0
 
 
 def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom:
-    """Collect what all ranks do into hang/<time>/, and give the symptom they point at."""
+    """Collect what these ranks do into hang/<time>/, and give the symptom they point at."""
     states, lost = _ask(launch, pids)
     folder = f"{HANG}/{time.strftime('%Y%m%d-%H%M%S')}"
     try:
@@ -251,7 +253,7 @@ def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom
         reason = f"no step was finished for {silent_s:.0f} s, and node {lost[0].node} does not say why: {lost[0]}"
         return Symptom(2, reason, Cause("hung"), lost[0].node)
     late = straggler(states, silent_s)
-    return Symptom(2, f"{late.sentence}; every rank's stack: {folder}", Cause("hung"), late.node, late.rank)
+    return Symptom(2, f"{late.sentence}; stacks: {folder}", Cause("hung"), late.node, late.rank)
 
 
 def stacks_command(launch: Launch, pids: Mapping[int, int]) -> str:

@@ -124,6 +124,15 @@ class Observation:
         """Whether every rank has said how it ended."""
         return len(self.ended) == self.launch.world_size
 
+    @property
+    def silent(self) -> dict[int, int]:
+        """The pid of the rank that the others left because of, by its number: it still stands there and says nothing.
+        Empty where something else is likelier, or where none is."""
+        first = next(iter(self.symptoms()), None)
+        if first is None or first.cause.kind != "peer_lost" or first.cause.peer in {None, *self.ended}:
+            return {}
+        return {rank: pid for rank, pid in self.started.items() if rank == first.cause.peer}
+
     def symptoms(self) -> list[Symptom]:
         """Everything that went wrong so far, the likeliest origin first."""
         hung = [self.hung] if self.hung else []

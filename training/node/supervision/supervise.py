@@ -28,6 +28,7 @@ from training.node.diagnosis.hang import StallWatch
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.diagnosis.progress import read_progress
 from training.node.diagnosis.xid import parse_xid
+from training.node.heartbeat import LIMIT_S as SILENT_S
 from training.node.supervision import nodes
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
@@ -161,6 +162,8 @@ class Supervisor:
         self._watch(launcher)
         self.ended.set()
         code = launcher.poll()
+        if not self.stop_requested_at and (silent := self.seen.silent):
+            self.seen.hung = hang.ask_why(self.launch, silent, SILENT_S)
         if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.symptoms():
             self._ask_drivers()
         end = verdict(self.seen, self.stop_requested_at is not None, code)

@@ -260,7 +260,7 @@ def test_ranks_of_a_run_that_hangs_are_asked_and_the_late_one_is_named(hung):
         f"rank 1 on localhost fell behind in step 7 at read_a_slow_disk (training/program.py:{line})" in status.reason
     )
     assert "the others wait in all_reduce" in status.reason
-    folder = run / status.reason.rpartition("every rank's stack: ")[2]
+    folder = run / status.reason.rpartition("; stacks: ")[2]
     assert sorted(path.name for path in folder.iterdir()) == ["rank-0.txt", "rank-1.txt", "rank-2.txt"]
     assert "read_a_slow_disk" in (folder / "rank-1.txt").read_text()
     assert processes_of(str(run)) == []
