@@ -17,6 +17,7 @@ from training.text.files import OPTIMIZER, figure_in
 
 SHOWN = 3
 """Runs that a sentence names."""
+KEEP_DISK = "without --disks that disk stays for the next fab up"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Unfinished:
         whole = f" of {self.total_steps}" if self.total_steps else ""
         home = f"only its adapter of step {self.at_home} was fetched" if self.at_home else "nothing of it was fetched"
         goes = "what fab train --resume needs" if self.at_home else "all that it learned"
-        keeps = "fab snapshots.create keeps that" if head_is_there else "fab up brings it back"
+        keeps = "fab snapshots.create keeps that" if head_is_there else KEEP_DISK
         return (
             f"{self.run_id} is at step {self.step}{whole}: with {disk} goes {goes} ({home}, and no snapshot "
             f"has step {self.step}); {keeps}"
