@@ -82,10 +82,9 @@ def stays_lines(
     for disk in disks:
         price = money(months[disk.disk_id], currency, MONTH) if disk.disk_id in months else "price not told"
         yield f"stays   {disk_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
+    snapshot_price = cost.SnapshotPrice(settings.rental.snapshot_price_gib_month, currency)
     for each in snapshots:
-        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
-        price = f"{cost.certainty(each)} {money(month, currency, MONTH)}".lstrip()
-        yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune --all)"
+        yield f"stays   {each.name}  {each.snapshot_id}, {snapshot_price.words(each)} (fab snapshots.prune --all)"
 
 
 def disk_label(disk: Disk) -> str:

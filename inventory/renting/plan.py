@@ -14,6 +14,7 @@ from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
 from inventory.settings import Settings
+from inventory.shown import clock
 from training.text.counts import HOUR, added
 
 
@@ -116,6 +117,11 @@ class UpPlan:
         whole = [price.trade] * (len(self.numbers) - reused)
         without = [price.trade - price.parts.get(DATA_DISK, 0.0)] * reused
         return added(each * self.wish.hours for each in (*whole, *without))
+
+    @property
+    def until(self) -> str:
+        """The time that `total` is for; where the cloud releases nothing, only its length is known."""
+        return f"until {clock(self.release_at)}" if self.releases else f"for {self.wish.hours:g} h"
 
     @property
     def stopped(self) -> tuple[Instance, ...]:

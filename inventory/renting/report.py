@@ -136,7 +136,7 @@ def _up(plan: UpPlan) -> list[Any]:
         offers,
         *_stock_lines(plan),
         f"price: {len(plan.numbers)} x {_h(best.trade)}{less} = {money(hour, best.currency, HOUR)}, "
-        f"{money(plan.total, best.currency)} for {plan.wish.hours:g} h"
+        f"{money(plan.total, best.currency)} {plan.until}"
         + ("" if rounded(hour * plan.wish.hours) == rounded(plan.total) else ", from prices that are not rounded")
         + (f" (list price {money(listed, best.currency, HOUR)})" if best.list > best.trade else "")
         + (", and the kept disks as until now" if less else ""),
@@ -289,18 +289,17 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
 def _beside_snapshots(plan: DownPlan, settings: Settings) -> Iterator[str]:
     """Of each disk that stays, whether a snapshot holds the same for less."""
     whole = [each for each in plan.snapshots if each.status == "accomplished"]
+    price = cost.SnapshotPrice(settings.rental.snapshot_price_gib_month, plan.currency)
     for disk in plan.kept:
         newest = max((s for s in whole if s.disk_id == disk.disk_id), key=lambda s: s.created, default=None)
         month = plan.disk_months.get(disk.disk_id)
         if newest is None or month is None:
             continue
-        less = cost.snapshot_month(newest, settings.rental.snapshot_price_gib_month)
-        if less < month:
+        if price.month([newest]) < month:
             yield (
                 f"{newest.snapshot_id} holds the {disk_label(disk)} as it was at {clock(newest.created)}, for "
-                f"{money(less, plan.currency, MONTH)} instead of "
-                f"{money(month, plan.currency, MONTH)}: fab down --disks deletes the disk, with all "
-                "that was saved on it since then, and fab rebuild makes it again"
+                f"{price.words(newest)} instead of {money(month, plan.currency, MONTH)}: fab down --disks deletes the "
+                "disk, with all that was saved on it since then, and fab rebuild makes it again"
             )
 
 
