@@ -11,7 +11,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Snapshot
 from inventory.nodes import Node
 from inventory.renting import disks, elsewhere, members, tags
-from inventory.setting_types import SettingsError
+from inventory.setting_types import NoCluster, SettingsError
 from inventory.settings import Settings
 from inventory.shown import clock
 
@@ -105,7 +105,7 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     wanted = tags.of_cluster(settings.name)
     machines = members.reachable(cloud.instances(tags=wanted))
     if not machines:
-        raise SettingsError(_no_machines(cloud, settings))
+        raise NoCluster(_no_machines(cloud, settings))
     if members.number(machines[0]) != 1:
         rest = ", ".join(members.names(machines))
         raise SettingsError(

@@ -18,6 +18,7 @@ from inventory.cloud.errors import NoCloud
 from inventory.cluster import load_cluster
 from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
+from inventory.setting_types import NoCluster
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop.head_node import Head, HereHead, RemoteHead
 from training.run.folder import DATA_DISK, LOCAL_RUNS, was_made_in
@@ -153,7 +154,7 @@ def hint_here(instead: str = "") -> Iterator[None]:
     except InventoryError as error:
         if instead and isinstance(error, NoCloud):
             error.args = (f"{error}; {instead}", *error.args[1:])
-        elif any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
+        elif isinstance(error, NoCluster | NoCloud) and any(map(was_made_in, LOCAL_RUNS.absolute().glob("*"))):
             error.args = (f"{error}; for what was made on this machine add --here", *error.args[1:])
         raise
 
