@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from training.cost.pace import cost_so_far
@@ -54,6 +54,17 @@ class RunLook:
     run_id: str = ""
     fault: str = ""
     """What of its files cannot be read."""
+
+    @property
+    def steps(self) -> tuple[dict[str, Any], ...]:
+        """Those of its newest start, oldest first: none while a supervisor stands by an end, its own or the one before
+        a resume."""
+        if self.status is None or not self.alive:
+            return self.metrics
+        if self.status.over:
+            return ()
+        began = datetime.fromtimestamp(self.status.started, UTC).isoformat(timespec="milliseconds")
+        return tuple(row for row in self.metrics if str(row.get("time", began)) >= began)
 
     @property
     def active(self) -> bool:

@@ -98,9 +98,9 @@ def progress(label: str) -> Iterator[Callable[[RunLook], None]]:
                 if each not in printed:
                     bar.console.print(each)
                     printed.add(each)
-            if seen.metrics:
-                last = seen.metrics[-1]
-                at, below = headline(last, eta_s(seen.metrics)), details(last, seen.evaluation, seen.money)
+            if seen.steps:
+                last = seen.steps[-1]
+                at, below = headline(last, eta_s(seen.steps)), details(last, seen.evaluation, seen.money)
                 at = f"{stopping(seen) or at}{running(seen)}"
                 bar.update(task, total=last["total_steps"], completed=last["step"], description=at, below=below)
             elif seen.status:
@@ -156,11 +156,11 @@ def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
             if each not in printed["news"]:
                 write(each)
                 printed["news"].add(each)
-        row = seen.metrics[-1] if seen.metrics else None
+        row = seen.steps[-1] if seen.steps else None
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - printed["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != printed["step"] and (due or last) and not stopping(seen):
-            write(f"{headline(row, eta_s(seen.metrics))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
+            write(f"{headline(row, eta_s(seen.steps))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
             printed.update(step=row["step"], at=time.monotonic())
 
     return show

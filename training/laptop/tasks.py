@@ -108,7 +108,7 @@ def train(
     profile: str = "",
 ) -> None:
     """Fine-tune a model: check, ship, start, follow, fetch."""
-    with sentences("interrupted; fab runs lists what was started"), ExitStack() as stack:
+    with sentences(), ExitStack() as stack:
         if force and resume is None:
             raise launch.LaunchError("--force is for --resume: a new run has nothing to differ from")
         asked_of = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}

@@ -203,7 +203,7 @@ def test_the_newest_run_here_is_one_that_was_made_here(tmp_path: Path):
     (fetched / "launch.json").write_text(launch_text(launch))
     (fetched / "status.json").write_text(json.dumps({"run_id": fetched.name, "state": "finished"}))
     done = fab(tmp_path, "train", "--resume", "--here")
-    assert f"{RUN} is finished" in done.stdout, done.stderr
+    assert f"{RUN} is finished" in refused(done)
     for words in (["--force", "--steps", "9"], []):
         said = refused(fab(tmp_path, "train", "--resume", fetched.name, "--here", *words))
         assert f"was made at '/data/runs/{fetched.name}'" in said and "leave --here out" in said
