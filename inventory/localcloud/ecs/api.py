@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters
 from inventory.localcloud.ecs.dispatch import Dispatcher, FaultFile, NoAnswerError
 
 FILE = Path(__file__).with_name("parameters.json")
@@ -45,7 +45,7 @@ def _truth(value: str) -> None:
         raise ValueError(value)
 
 
-READ: Mapping[str, Callable[[str], object]] = {"i": int, "f": float, "b": _truth}
+READ: Mapping[str, Callable[[str], Any]] = {"i": int, "f": float, "b": _truth}
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,7 @@ def check(version: str, action: str, flat: Mapping[str, str]) -> None:
         kind = known.kinds.get(key, known.kinds.get(name))
         if kind is None and f"{name.rpartition('.')[0]}.*" not in known.kinds:
             raise ApiError(400, "UnsupportedParameter", f"{action} knows no parameter {key}.")
-        try:
-            if flat[key]:
-                READ.get(kind or "", str)(flat[key])
-        except ValueError:
-            raise ApiError(400, f"InvalidParameter.{key}", f"The specified parameter {key} is not valid.") from None
+        Parameters(flat).read(key, READ.get(kind or "", str), "")
     for name in known.needed:
         listed, _, part = name.partition(".N.")  # of each of a list: where there is one
         entries = {key.rpartition(".")[0] for key in flat if part and key.startswith(f"{listed}.")}

@@ -62,7 +62,7 @@ def checked(cloud: EmulatedCloud, p: Parameters) -> RunRequest:
         "spot_strategy": strategy,
         "price_limit": limit,
         "spot_duration": p.number("SpotDuration", 1),
-        "release_at": release_time(cloud, p.text("AutoReleaseTime")),
+        "release_at": release_time(cloud, p),
         "key_pair": _key_pair(cloud, p),
         "public_mbps": p.number("InternetMaxBandwidthOut"),
         "tags": checked_tags(p),
@@ -107,11 +107,11 @@ def _spot(cloud: EmulatedCloud, p: Parameters, zone_id: str) -> tuple[str, float
     return strategy, limit
 
 
-def release_time(cloud: EmulatedCloud, text: str) -> float:
+def release_time(cloud: EmulatedCloud, p: Parameters) -> float:
     """When a machine is to be released; 0 for never. Seconds count down to the minute. Raises ApiError."""
-    if not text:
+    at = p.read("AutoReleaseTime", actions.parsed, 0.0) // 60 * 60
+    if not at:
         return 0
-    at = actions.parsed(text) // 60 * 60
     # The minute a request takes is not held against a caller who asks for exactly the earliest time.
     if not cloud.now() + EARLIEST_RELEASE_S <= at <= cloud.now() + LATEST_RELEASE_S:
         message = "The specified parameter AutoReleaseTime is not valid."
@@ -310,5 +310,5 @@ def modify_release_time(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     instance = lifecycle.instance(cloud, p.needed("InstanceId"))
     if power.is_released(cloud, instance):
         lifecycle.refuse_status()
-    instance.release_at = release_time(cloud, p.text("AutoReleaseTime"))
+    instance.release_at = release_time(cloud, p)
     return {}

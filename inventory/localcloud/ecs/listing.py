@@ -64,7 +64,7 @@ def page(parameters: Parameters, entries: Sequence[T]) -> tuple[Sequence[T], dic
     """
     if parameters.text("MaxResults") or parameters.text("NextToken"):
         size = _size(parameters, "MaxResults")
-        start = parameters.number("NextToken")
+        start = max(0, parameters.number("NextToken"))
         token = str(start + size) if start + size < len(entries) else ""
         return entries[start : start + size], {"TotalCount": 0, "PageNumber": 0, "PageSize": 0, "NextToken": token}
     size, number = _size(parameters, "PageSize"), max(1, parameters.number("PageNumber", 1))
