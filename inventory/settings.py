@@ -192,8 +192,8 @@ class Settings(Section):
     def rental(self) -> Rental:
         """The table of the provider that rents the machines. Raises SettingsError where none does."""
         if not self.is_rented:
-            known = " or ".join(f'"{name}"' for name in RENTED)
-            raise SettingsError(f'cluster.toml says provider = "{self.provider}"; renting machines needs {known}')
+            known = " or ".join(f'provider = "{name}"' for name in RENTED)
+            raise SettingsError(f'cluster.toml says provider = "{self.provider}"; renting and snapshots need {known}')
         table: Rental = getattr(self, self.provider)
         return table
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -28,9 +29,13 @@ from inventory.terminal import console, table
 from training.text.counts import HOUR, MONTH, added, bare, money, rounded
 
 
-def account_line(cloud: Cloud) -> str:
-    """Whose account a command is about, by its last digits."""
-    return f"account ...{cloud.account[-4:]}" if cloud.account else "account: the cloud does not tell which"
+def open_account(settings: Settings, record: Path | None = None) -> Cloud:
+    """The cluster's region, after the first line of every command about what is rented: whose account it is, by its
+    last digits. `record`: as `open_cloud` has it. Raises CloudError, RentError; SettingsError where nothing is rented.
+    """
+    cloud = open_cloud(settings, record)
+    display(f"account ...{cloud.account[-4:]}" if cloud.account else "account: the cloud does not tell which")
+    return cloud
 
 
 def report_cost(cloud: Cloud, settings: Settings) -> None:
@@ -67,10 +72,9 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
         display(line)
 
 
-def show_machines(settings: Settings) -> None:
-    """The rented machines' states and release times, and what is billed elsewhere. Raises CloudError."""
-    cloud = open_cloud(settings)
-    display(account_line(cloud))
+def show_machines(settings: Settings) -> tuple[Instance, ...]:
+    """The rented machines, after their states and release times, and what is billed elsewhere. Raises CloudError."""
+    cloud = open_account(settings)
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         display(machines_table(instances, settings, cloud.now()))
@@ -79,6 +83,7 @@ def show_machines(settings: Settings) -> None:
         if lacking := members.lacking(members.names(members.reachable(instances)), settings):
             display(f"{lacking.message}: {lacking.mend}")
         display(*elsewhere.other_billing(cloud, settings))  # where there are none, why the command ends says it
+    return instances
 
 
 def elsewhere_lines(settings: Settings) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ with deferred():
     from inventory import cluster as clusters
     from inventory import setting_types
     from inventory import settings as cluster_toml
-    from inventory.cloud import errors, opening
+    from inventory.cloud import errors
     from inventory.renting import access, members, report
     from inventory.renting import disks as disk_plans
     from inventory.renting import down as removal
@@ -41,8 +41,7 @@ RECORD = "save the cloud's answers to this folder, with your personal details re
 
 
 def _cloud(settings: Any, record: str) -> Any:
-    """The cluster's region, after a line that says whose account it is. Raises RentError, SettingsError where the
-    machines are not rented."""
+    """As `report.open_account`; the cloud's answers go into the folder `record`, which is made. Raises RentError."""
     try:
         folder = setting_types.expanded(Path(record)) if record else None
         if folder:
@@ -51,9 +50,7 @@ def _cloud(settings: Any, record: str) -> Any:
         raise errors.RentError(f"--record {record}: {error}") from None
     except OSError as error:
         raise errors.RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
-    cloud = opening.open_cloud(settings, folder)
-    say(report.account_line(cloud))
-    return cloud
+    return report.open_account(settings, folder)
 
 
 @task(

@@ -84,6 +84,21 @@ class RunLook:
         return cost_so_far(self.status, self.status.updated + (self.age_s if self.alive else 0))
 
     @property
+    def values(self) -> dict[str, Any]:
+        """For other programs."""
+        last = self.metrics[-1] if self.metrics else {}
+        return {
+            "run": self.run_id,
+            "state": self.state,
+            "step": last.get("step"),
+            "steps": last.get("total_steps"),
+            "loss": last.get("loss"),
+            "cost": self.cost,
+            "currency": self.status.currency if self.status else "",
+            "reason": self.reason,
+        }
+
+    @property
     def money(self) -> str:
         """The same with its currency; empty where it is not known."""
         return money(self.cost, self.status.currency) if self.status else ""

@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from inventory.cloud.values import Instance
 from inventory.renting.report import show_machines
 from inventory.settings import load_settings
 from inventory.shown import age, length
@@ -31,11 +32,26 @@ BOOTED = "ps -o etimes= -p 1"
 """The first process's age: a host of the local cloud has the kernel, and so the uptime, of the machine it is on."""
 
 
-def show_rented() -> None:
+def show_rented() -> tuple[Instance, ...]:
     """Rented machines before anything is asked of them: one that is being reclaimed may not answer."""
     settings = load_settings()
-    if settings.is_rented:
-        show_machines(settings)
+    return show_machines(settings) if settings.is_rented else ()
+
+
+def values(cluster: Session, rented: Sequence[Instance]) -> dict[str, Any]:
+    """Whether every node answers, when which machine is released, all runs, the newest first: for other programs."""
+    answers = cluster.ask_all(BOOTED) if cluster.nodes else {}
+    ends = {each.instance_id: each.release_at.isoformat() for each in rented if each.release_at}
+    nodes = [
+        {
+            "node": each.name,
+            "address": each.address,
+            "state": since(str(answers[each.name])),
+            "released_at": ends.get(each.machine_id),
+        }
+        for each in cluster.nodes
+    ]
+    return {"nodes": nodes, "runs": [seen.values for seen in runs.all_runs(cluster.head)[::-1]]}
 
 
 def show(cluster: Session) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, sentences
-from inventory.shown import shown
+from inventory.shown import print_json, shown
 from training.text.deferred import deferred
 from training.text.problems import STOPPED
 
@@ -279,15 +279,17 @@ def logs(
             exit_as(seen)
 
 
-@task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
-def status(c: Context, here: bool = False) -> None:
+@task(auto_shortflags=False, help={"here": HERE_RUNS_HELP, "json": "print as JSON"})
+def status(c: Context, here: bool = False, json: bool = False) -> None:
     """Show runs, nodes, rented machines and when they are released."""
     with sentences():
-        if not here:
-            with open_cluster.hint_here():
-                status_of.show_rented()
+        with open_cluster.hint_here():
+            rented = () if here else status_of.show_rented()
         with open_cluster.open_cluster(here) as cluster:
-            status_of.show(cluster)
+            if json:
+                print_json(status_of.values(cluster, rented))
+            else:
+                status_of.show(cluster)
 
 
 @task(
