@@ -147,7 +147,11 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
         budget=settings.rental.budget,
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
-    _refuse_endless(settings, plan)
+    if plan.budget and not plan.releases:
+        raise RentError(
+            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
+            "budget; budget = 0 goes on without one"
+        )
     notes += (*elsewhere.other_billing(cloud, settings, resources), *_surprises(resources.instances))
     if plan.numbers:
         _refuse_untagged(cloud, settings, resources.instances)
@@ -173,14 +177,6 @@ def _refuse_impossible(wish: RentalWish) -> None:
         raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
     if not 0.5 <= wish.hours <= 24 * 365:
         raise RentError(f"--hours {wish.hours:g}: machines are rented for half an hour to a year")
-
-
-def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
-    if plan.budget and not plan.releases:
-        raise RentError(
-            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
-            "budget; budget = 0 goes on without one"
-        )
 
 
 def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> None:

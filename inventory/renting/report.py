@@ -250,13 +250,6 @@ def _extended_line(plan: UpPlan) -> str:
     return f"keeping {names} until then costs {more} more"
 
 
-def time_left(at: datetime | None, now: datetime) -> str:
-    """How long until a moment."""
-    if at is None:
-        return "-"
-    return length((at - now).total_seconds())
-
-
 def machines_table(instances: Sequence[Instance], settings: Settings, now: datetime) -> Any:
     """The machines as they are, until when, and whether the cloud is taking one back."""
     ordered = members.members(instances)
@@ -268,7 +261,7 @@ def machines_table(instances: Sequence[Instance], settings: Settings, now: datet
             each.zone_id,
             members.address(settings, each) or "-",
             released_at(each),
-            time_left(None if each.is_reclaimed else each.release_at, now),
+            length((each.release_at - now).total_seconds()) if each.release_at and not each.is_reclaimed else "-",
         ]
         for name, each in zip(members.names(ordered), ordered, strict=True)
     ]

@@ -107,7 +107,10 @@ class Session:
         return Launch(
             run_id=run_dir.name,
             run_dir=str(run_dir),
-            hosts=tuple(_host(node) for node in self.nodes),
+            hosts=tuple(
+                Host(node.name, node.private_address, node.slots, node.type or node.card, node.zone, node.price_h)
+                for node in self.nodes
+            ),
             module=module,
             arguments=(),
             python=f"{ENV_FOLDER}/bin/python",
@@ -139,10 +142,6 @@ class Session:
         if node := next((each for each in self.nodes if each.name == name), None):
             return node
         raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
-
-
-def _host(node: Node) -> Host:
-    return Host(node.name, node.private_address, node.slots, node.type or node.card, node.zone, node.price_h)
 
 
 @contextmanager

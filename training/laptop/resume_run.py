@@ -164,14 +164,10 @@ def fitted(
         files |= {RECIPE: after.to_toml(), backup: before}
         change = replace(change, kept=backup)
     if files or now_on.kinds != predicted.get("card"):
-        files[PLAN] = untimed(plan)
+        # without the seconds, which were of another recipe or of other cards: no later plan learns from them
+        untimed = {**predicted, "step_s": None, "model_step_s": None}
+        files[PLAN] = json.dumps({**plan, "predicted": untimed}) + "\n"
     return replace(change, files=files)
-
-
-def untimed(plan: Mapping[str, Any]) -> str:
-    """A run's plan.json without its seconds, which were of another recipe or of other cards: what the run takes from
-    now on is not held against them, and no later plan learns from it."""
-    return json.dumps({**plan, "predicted": {**plan["predicted"], "step_s": None, "model_step_s": None}}) + "\n"
 
 
 def machines_now(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:

@@ -135,9 +135,10 @@ def verified(request: Request, secrets: Mapping[str, str], now: float) -> Signed
     signed = names.split(";")
     if not set(signed) >= _MUST_SIGN or any(name not in headers for name in signed):
         raise _incomplete()
-    secret = _secret(secrets, key_id)
+    if key_id not in secrets:
+        raise ApiError(404, "InvalidAccessKeyId.NotFound", "Specified access key is not found.")
     digest = hashlib.sha256(request.body).hexdigest()
-    right = v3_signature(request, {name: headers[name] for name in signed}, digest, secret)
+    right = v3_signature(request, {name: headers[name] for name in signed}, digest, secrets[key_id])
     body_told = headers.get("x-acs-content-sha256", digest)
     if not hmac.compare_digest(right, signature) or not hmac.compare_digest(digest, body_told):
         raise ApiError(400, "SignatureDoesNotMatch", "Specified signature does not match our calculation.")
@@ -150,7 +151,8 @@ def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secr
     """The hexadecimal signature of a request over these of its headers; `digest` is the body's SHA-256."""
     names = sorted(headers)
     lines = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
-    head = f"{request.method}\n{request.path}\n{_query_text(request.query)}"
+    query = "&".join(f"{_quoted(name)}={_quoted(request.query[name])}" for name in sorted(request.query))
+    head = f"{request.method}\n{request.path}\n{query}"
     canonical = f"{head}\n{lines}\n{';'.join(names)}\n{digest}"
     to_sign = f"{V3}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     return hmac.new(secret.encode(), to_sign.encode(), hashlib.sha256).hexdigest()
@@ -164,21 +166,11 @@ def _is_recent(text: str, now: float) -> bool:
     return abs(now - at) <= VALID_S
 
 
-def _secret(secrets: Mapping[str, str], key_id: str) -> str:
-    if key_id not in secrets:
-        raise ApiError(404, "InvalidAccessKeyId.NotFound", "Specified access key is not found.")
-    return secrets[key_id]
-
-
 def _incomplete() -> ApiError:
     message = (
         "The request signature does not conform to Aliyun standards. The local cloud knows only ACS3-HMAC-SHA256 (V3)."
     )
     return ApiError(400, "IncompleteSignature", message)
-
-
-def _query_text(query: Mapping[str, str]) -> str:
-    return "&".join(f"{_quoted(name)}={_quoted(query[name])}" for name in sorted(query))
 
 
 def _quoted(text: str) -> str:
@@ -268,12 +260,8 @@ async def _request(http: web.Request) -> Request:
 
 
 def _answered(status: int, content: dict[str, Any], request_id: str, headers: Mapping[str, str]) -> web.Response:
-    standard_headers = {
-        "x-acs-request-id": request_id,
-        "x-acs-trace-id": uuid.uuid4().hex,
-        "Server": "spotune local cloud",
-    }
-    return web.json_response(content, status=status, headers={**standard_headers, **headers})
+    standard = {"x-acs-request-id": request_id, "x-acs-trace-id": uuid.uuid4().hex, "Server": "spotune local cloud"}
+    return web.json_response(content, status=status, headers={**standard, **headers})
 
 
 def _refused(error: ApiError, host: str, request_id: str) -> web.Response:

@@ -148,7 +148,10 @@ def shown(cloud: EmulatedCloud, instance: EmulatedInstance) -> dict[str, Any]:
         "GPUAmount": of.gpus,
         "GPUSpec": of.gpu_spec,
         "SerialNumber": str(uuid.uuid5(uuid.NAMESPACE_OID, instance.instance_id)),
-        **_times(instance),
+        "CreationTime": actions.minute(instance.created),
+        "StartTime": actions.minute(instance.created),
+        "ExpiredTime": actions.NEVER_OF_A_MACHINE,
+        "AutoReleaseTime": actions.minute(instance.release_at),
         **_money(instance),
         **_network(instance),
         **_empty(),
@@ -163,15 +166,6 @@ def shown(cloud: EmulatedCloud, instance: EmulatedInstance) -> dict[str, Any]:
     if instance.tags:
         answer["Tags"] = tag_list(instance.tags)
     return answer
-
-
-def _times(instance: EmulatedInstance) -> dict[str, Any]:
-    return {
-        "CreationTime": actions.minute(instance.created),
-        "StartTime": actions.minute(instance.created),
-        "ExpiredTime": actions.NEVER_OF_A_MACHINE,
-        "AutoReleaseTime": actions.minute(instance.release_at),
-    }
 
 
 def _money(instance: EmulatedInstance) -> dict[str, Any]:

@@ -107,7 +107,12 @@ def at_stake(head: Head, home: Path) -> RunsAtRisk:
     }
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
-        _unfinished(run_id, row.newest, saved.get(run_id, 0.0), _at_home(row))
+        _unfinished(
+            run_id,
+            row.newest,
+            saved.get(run_id, 0.0),
+            at_home=row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0,
+        )
         for run_id, row in open_runs.items()
         if not (row.one_run and _has_optimizer(home, run_id, row.newest.steps[-1]))
     )
@@ -126,11 +131,6 @@ def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
     )
 
 
-def _at_home(row: listing.RunRow) -> int:
-    """The step of its adapter on this machine; 0 where none is."""
-    return row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0
-
-
 def _could_go_on(run_id: str, copy: Copy) -> bool:
     return copy.look.state != "finished" and bool(copy.steps) and not _is_drill(run_id)
 
@@ -141,9 +141,7 @@ def _is_drill(run_id: str) -> bool:
 
 
 def _unfinished(run_id: str, copy: Copy, saved: float, at_home: int) -> Unfinished:
-    last = copy.look.metrics[-1] if copy.look.metrics else {}
-    newest = copy.steps[-1]
-    return Unfinished(run_id, newest, last.get("total_steps"), saved, at_home)
+    return Unfinished(run_id, copy.steps[-1], copy.look.values["steps"], saved, at_home)
 
 
 def _has_optimizer(home: Path, run_id: str, step: int) -> bool:
