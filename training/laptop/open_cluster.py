@@ -147,7 +147,7 @@ class Session:
 @contextmanager
 def hint_here(instead: str = "") -> Iterator[None]:
     """Inside, why there is no cluster names --here too: `instead`, what the command does with it, where no cloud can be
-    asked from here yet; else that runs were made on this machine, where some were."""
+    asked from here yet; else that runs were made on this machine, where some were and there is no cluster."""
     try:
         yield
     except InventoryError as error:
