@@ -29,7 +29,7 @@ folders = (
     training.laptop.run_list.tasks,
 )
 # Most users have no local cloud: its tasks are listed where there is one, and by `fab --list=local`.
-hidden = ["local"] if sys.argv[1:] in (["--list"], ["-l"]) and not any_cloud() else []
+hidden = ["local"] if sys.argv[1:] in ([], ["--list"], ["-l"]) and not any_cloud() else []
 for folder in folders:
     part = folder.namespace
     for task in part.tasks.values():

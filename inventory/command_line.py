@@ -130,8 +130,9 @@ def say(line: str) -> None:
 
 
 def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
-    """Let the program that is reading this fabfile take its command line as `spelled_out` and answer a task or a flag
-    it does not know with the nearest one and code 2. It has parsed no more than its own flags so far."""
+    """Let the program that is reading this fabfile take its command line as `spelled_out`, list the commands where it
+    is empty, and answer a task or a flag it does not know with the nearest one and code 2. It has parsed no more than
+    its own flags so far."""
     from fabric.main import program
 
     parse = program.parse_tasks
@@ -153,6 +154,9 @@ def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
     if core := getattr(program, "core", None):  # none where no program runs: in a test
         if help_task := help_wanted(core.unparsed, tasks):
             core[0].args["help"].value, core.unparsed = help_task, []
+        if not sys.argv[1:]:
+            core[0].args["list"].set_value(True, cast=False)
+            print("fab --help COMMAND shows what a command takes; README.md shows how to begin\n")
         core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +20,10 @@ class SettingsError(InventoryError, ValueError):
     """cluster.toml cannot be used; the message says every reason, one a line, each with its key."""
 
     exit_code = USER_MISTAKE
+
+
+class NoCluster(SettingsError):
+    """There is no cluster.toml, no machine in it, or none is rented."""
 
 
 def address_text(value: str) -> str:
@@ -101,7 +105,7 @@ Reachable = Annotated[
     str,
     spelled(
         r"[A-Za-z0-9][A-Za-z0-9_.-]*|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f.:]*(%[A-Za-z0-9_.-]+)?",
-        "a host name or an IP address is expected, without a port, which has a key of its own",
+        "a host name or an IP address alone is expected; a user or a port goes into this node's keys user and port",
     ),
 ]
 """A host name or an address, as an argument of ssh."""
@@ -164,16 +168,24 @@ def _is_toml(line: str) -> bool:
     return True
 
 
-def sentences(error: ValidationError, known: Sequence[str]) -> Iterator[str]:
-    """Every problem of a file with its key. `known`: all keys there are, dotted."""
+def sentences(error: ValidationError, content: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
+    """Every problem of a file with its key, as in nodes.te1.address. `known`: all keys there are, dotted."""
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
+        key = _key(problem["loc"], content)
         if problem["type"] == UNKNOWN:
             yield f"{key}: {WORDS[UNKNOWN]}{_meant(problem['loc'], known)}"
         elif problem["type"] in WORDS:
             yield f"{key}: {WORDS[problem['type']]}"
         else:
             yield f"{key}: {expected(problem)}, not {problem['input']!r}"
+
+
+def _key(place: Sequence[int | str], content: Mapping[str, Any]) -> str:
+    """As in nodes.te1.address: a node by its name, where it has one."""
+    nodes: Any = content.get("nodes")
+    node = nodes[int(place[1])] if place[0] == "nodes" and isinstance(nodes, list) and len(place) > 1 else None
+    name = node.get("name") if isinstance(node, dict) else None
+    return ".".join(map(str, ("nodes", name, *place[2:]) if name else place))
 
 
 def _meant(place: Sequence[int | str], known: Sequence[str]) -> str:

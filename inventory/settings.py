@@ -19,6 +19,7 @@ from inventory.setting_types import (
     HostName,
     IpAddress,
     Mirror,
+    NoCluster,
     Port,
     Reachable,
     Section,
@@ -191,8 +192,8 @@ class Settings(Section):
     def rental(self) -> Rental:
         """The table of the provider that rents the machines. Raises SettingsError where none does."""
         if not self.is_rented:
-            known = " or ".join(f'"{name}"' for name in RENTED)
-            raise SettingsError(f'cluster.toml says provider = "{self.provider}"; renting machines needs {known}')
+            known = " or ".join(f'provider = "{name}"' for name in RENTED)
+            raise SettingsError(f'cluster.toml says provider = "{self.provider}"; renting and snapshots need {known}')
         table: Rental = getattr(self, self.provider)
         return table
 
@@ -275,7 +276,7 @@ def load_settings(path: Path | None = None) -> Settings:
     try:
         text = text_of(path)
     except FileNotFoundError:
-        raise SettingsError(
+        raise NoCluster(
             f"{path}: there is no such file; run spotune from its checkout, or name another file by ${PATH_VARIABLE}"
         ) from None
     except OSError as error:
@@ -301,9 +302,11 @@ def settings_in(text: str, path: Path) -> Settings:
     try:
         settings, unreadable = Settings(**content), []
     except ValidationError as error:
-        settings, unreadable = None, list(sentences(error, _known_keys()))
+        settings, unreadable = None, list(sentences(error, content, _known_keys()))
     if settings is None or contradictions:
-        raise SettingsError("\n".join(f"{path}: {line}" for line in [*unreadable, *contradictions]))
+        lacks_nodes = content.get("provider") == "static" and not content.get("nodes")
+        kind = NoCluster if lacks_nodes else SettingsError
+        raise kind("\n".join(f"{path}: {line}" for line in [*unreadable, *contradictions]))
     return settings
 
 

@@ -82,7 +82,7 @@ def to_tags(contents: Contents) -> dict[str, str]:
     if contents.step is not None:
         tags[f"{PREFIX}step"] = str(contents.step)
     if contents.written_gib is not None:
-        tags[WRITTEN_TAG] = f"{contents.written_gib:.1f}"
+        tags[WRITTEN_TAG] = f"{contents.written_gib:.3f}"
     for tag, holds in ((KEEP_TAG, contents.keep), (UNFROZEN_TAG, contents.unfrozen)):
         if holds:
             tags[tag] = YES

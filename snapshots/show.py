@@ -14,7 +14,7 @@ from inventory.terminal import table
 from snapshots.listing import from_tags, made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild
-from training.text.counts import decimals, many
+from training.text.counts import MONTH, decimals, many, money
 
 LIST_HEADER = (
     *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "disks from it"),
@@ -68,7 +68,8 @@ def state(snapshot: Snapshot) -> str:
 def sum_words(snapshots: Sequence[Snapshot], price: SnapshotPrice) -> str:
     """What all of them cost together, by what each is known to hold."""
     most = ABOUT if any(certainty(each) == ABOUT for each in snapshots) else AT_MOST
-    return f"{most} {price.words(*snapshots)} together: snapshots of a disk share their unchanged blocks"
+    month = money(price.month(snapshots), price.currency, MONTH)
+    return f"{most} {month} together: snapshots of a disk share their unchanged blocks"
 
 
 def verdict_rows(verdicts: Sequence[Decision], price: SnapshotPrice, now: datetime) -> list[list[str]]:

@@ -180,10 +180,10 @@ def _unfinished(existing: Existing) -> Iterator[Step]:
 
 
 def _machine_cost(machines: UpPlan) -> str:
-    price, hours = machines.first_price, machines.wish.hours
+    price = machines.first_price
     if price is None:
         return "see the offers"
-    return f"{money(machines.hour, price.currency, HOUR)}, {money(machines.total, price.currency)} for {hours:g} h"
+    return f"{money(machines.hour, price.currency, HOUR)}, {money(machines.total, price.currency)} {machines.until}"
 
 
 def _deploy(machines: UpPlan, missing: Sequence[str]) -> Iterator[Step]:

@@ -20,7 +20,7 @@ from training.text.deferred import deferred
 with deferred():
     from inventory import phases as timing
     from inventory import settings as cluster_toml
-    from inventory.cloud import errors, opening
+    from inventory.cloud import errors
     from inventory.renting import cost, ledger, members, recovery, report, tags
     from inventory.renting import disks as disk_plans
     from snapshots import create as creating
@@ -42,14 +42,7 @@ SNAPSHOT_HELP = "snapshot id, or latest"
 def _rented() -> tuple[Settings, Cloud]:
     """The settings and the cloud they name. Raises SettingsError for a provider that has no snapshots."""
     settings = cluster_toml.load_settings()
-    if not settings.is_rented:
-        known = " or ".join(f'"{name}"' for name in cluster_toml.RENTED)
-        raise cluster_toml.SettingsError(
-            f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = {known}'
-        )
-    cloud = opening.open_cloud(settings)
-    say(report.account_line(cloud))
-    return settings, cloud
+    return settings, report.open_account(settings)
 
 
 @task(

@@ -190,7 +190,7 @@ CASES = {
     "snapshots/show.py print_list": lambda *_: snapshots.print_list([SNAPSHOT], [DISK], GIB_PRICE),
     "snapshots/show.py print_phases": lambda *_: snapshots.print_phases([Phase("machines", 0.0, 1234.5)], 1234.5),
     "snapshots/show.py print_rebuild": lambda *_: snapshots.print_rebuild(
-        Rebuild(UP, (Step("deploy", "base deploy", LONG, "12.30 CNY an hour, 49.20 CNY for 4 h"),))
+        Rebuild(UP, (Step("deploy", "base deploy", LONG, "12.30 CNY an hour, 49.20 CNY until 2026-01-31 15:45"),))
     ),
     "snapshots/show.py print_verdicts": lambda *_: snapshots.print_verdicts(
         [Decision(SNAPSHOT, True, f"{LONG} ({DISK_ID})")], GIB_PRICE

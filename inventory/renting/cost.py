@@ -24,7 +24,7 @@ from inventory.renting import disks, ledger, members, offers, tags
 from inventory.renting.ledger import Entry
 from inventory.settings import Settings
 from inventory.shown import length
-from training.text.counts import HOUR, MONTH, added, bare, money
+from training.text.counts import HOUR, MONTH, added, money
 
 GIB = 2**30
 ABOUT, AT_MOST = "about", "at most"
@@ -166,13 +166,13 @@ class SnapshotPrice:
         """What they cost a month, to the last digit that is shown of each."""
         return added(snapshot_month(each, self.gib_month) for each in snapshots)
 
-    def words(self, *snapshots: Snapshot) -> str:
-        """The same as it is shown."""
-        return money(self.month(snapshots), self.currency, MONTH)
+    def words(self, snapshot: Snapshot) -> str:
+        """What one of them costs a month as it is shown, with how sure that is."""
+        return f"{certainty(snapshot)} {money(self.month([snapshot]), self.currency, MONTH)}".lstrip()
 
-    def bare(self, *snapshots: Snapshot) -> str:
+    def bare(self, snapshot: Snapshot) -> str:
         """The same under a heading that says that it is a month's."""
-        return bare(self.month(snapshots), self.currency, MONTH)
+        return self.words(snapshot).removesuffix(f" {MONTH}")
 
 
 def snapshot_month(snapshot: Snapshot, price_gib_month: float) -> float:

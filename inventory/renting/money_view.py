@@ -24,7 +24,7 @@ def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
         machine_cost = cost.machine_cost(each, now)
         sums = (bare(whole) or "-" for whole in (machine_cost.so_far, machine_cost.until_release))
         price = "-" if machine_cost.price_h is None else bare(machine_cost.price_h, per=HOUR)
-        rows.append([name, each.instance_type, _time(machine_cost.hours), price, *sums, released_at(each)])
+        rows.append([name, each.instance_type, length(machine_cost.hours * 3600), price, *sums, released_at(each)])
     currency = cost.currency_of(ordered)
     sums_of = (f"{currency} {what}".lstrip() for what in (HOUR, "so far", "until release"))
     return table(["machine", "type", "time", *sums_of, "released at"], rows)
@@ -35,10 +35,6 @@ def released_at(instance: Instance) -> str:
     return "soon: reclaimed" if instance.is_reclaimed else clock(instance.release_at)
 
 
-def _time(hours: float) -> str:
-    return length(hours * 3600)
-
-
 def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
     """Machines of this month that are gone."""
     gone = [e for e in past if e.ended and e.ended > cost.month_start(now)]
@@ -46,7 +42,7 @@ def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
         [
             members.short(e.name, cluster),
             e.instance_type,
-            _time(hours),
+            length(hours * 3600),
             bare(e.price_h, per=HOUR),
             bare(hours * e.price_h),
             clock(e.ended),
@@ -82,10 +78,9 @@ def stays_lines(
     for disk in disks:
         price = money(months[disk.disk_id], currency, MONTH) if disk.disk_id in months else "price not told"
         yield f"stays   {disk_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
+    snapshot_price = cost.SnapshotPrice(settings.rental.snapshot_price_gib_month, currency)
     for each in snapshots:
-        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
-        price = f"{cost.certainty(each)} {money(month, currency, MONTH)}".lstrip()
-        yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune --all)"
+        yield f"stays   {each.name}  {each.snapshot_id}, {snapshot_price.words(each)} (fab snapshots.prune --all)"
 
 
 def disk_label(disk: Disk) -> str:

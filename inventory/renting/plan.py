@@ -14,6 +14,7 @@ from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
 from inventory.settings import Settings
+from inventory.shown import clock
 from training.text.counts import HOUR, added
 
 
@@ -118,6 +119,11 @@ class UpPlan:
         return added(each * self.wish.hours for each in (*whole, *without))
 
     @property
+    def until(self) -> str:
+        """The time that `total` is for; where the cloud releases nothing, only its length is known."""
+        return f"until {clock(self.release_at)}" if self.releases else f"for {self.wish.hours:g} h"
+
+    @property
     def stopped(self) -> tuple[Instance, ...]:
         return tuple(i for i in self.there if i.is_stopped)
 
@@ -141,7 +147,11 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
         budget=settings.rental.budget,
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
-    _refuse_endless(settings, plan)
+    if plan.budget and not plan.releases:
+        raise RentError(
+            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
+            "budget; budget = 0 goes on without one"
+        )
     notes += (*elsewhere.other_billing(cloud, settings, resources), *_surprises(resources.instances))
     if plan.numbers:
         _refuse_untagged(cloud, settings, resources.instances)
@@ -167,14 +177,6 @@ def _refuse_impossible(wish: RentalWish) -> None:
         raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
     if not 0.5 <= wish.hours <= 24 * 365:
         raise RentError(f"--hours {wish.hours:g}: machines are rented for half an hour to a year")
-
-
-def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
-    if plan.budget and not plan.releases:
-        raise RentError(
-            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
-            "budget; budget = 0 goes on without one"
-        )
 
 
 def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> None:

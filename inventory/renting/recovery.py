@@ -11,7 +11,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Snapshot
 from inventory.nodes import Node
 from inventory.renting import disks, elsewhere, members, tags
-from inventory.setting_types import SettingsError
+from inventory.setting_types import NoCluster, SettingsError
 from inventory.settings import Settings
 from inventory.shown import clock
 
@@ -62,12 +62,6 @@ class WayBack:
         )
 
 
-def way_back(cloud: Cloud, settings: Settings) -> WayBack:
-    """What the cloud has of a cluster whose head is not there. Raises CloudError."""
-    own = tags.of_cluster(settings.name)
-    return WayBack(disks.waiting_for(cloud.disks(tags=own), {1}).get(1), newest(cloud.snapshots(tags=own)))
-
-
 def not_restored(cloud: Cloud, settings: Settings, disk: Disk | None) -> list[str]:
     """The note of a `fab up` that makes a head, with its kept disk or an empty one; none where nothing stays behind."""
     try:
@@ -105,7 +99,7 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     wanted = tags.of_cluster(settings.name)
     machines = members.reachable(cloud.instances(tags=wanted))
     if not machines:
-        raise SettingsError(_no_machines(cloud, settings))
+        raise NoCluster(_no_machines(cloud, settings))
     if members.number(machines[0]) != 1:
         rest = ", ".join(members.names(machines))
         raise SettingsError(
@@ -119,9 +113,9 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
 def _no_machines(cloud: Cloud, settings: Settings) -> str:
     """That there are none, with what they can come back from and what is billed elsewhere; that they are missing is
     known without that, too."""
-    left = WayBack()
+    left, own = WayBack(), tags.of_cluster(settings.name)
     beside = elsewhere.other_billing(cloud, settings)
     with suppress(CloudError):
-        left = way_back(cloud, settings)
+        left = WayBack(disks.waiting_for(cloud.disks(tags=own), {1}).get(1), newest(cloud.snapshots(tags=own)))
     none = f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}"
     return "\n".join((none, *beside))

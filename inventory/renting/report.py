@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -28,9 +29,13 @@ from inventory.terminal import console, table
 from training.text.counts import HOUR, MONTH, added, bare, money, rounded
 
 
-def account_line(cloud: Cloud) -> str:
-    """Whose account a command is about, by its last digits."""
-    return f"account ...{cloud.account[-4:]}" if cloud.account else "account: the cloud does not tell which"
+def open_account(settings: Settings, record: Path | None = None) -> Cloud:
+    """The cluster's region, after the first line of every command about what is rented: whose account it is, by its
+    last digits. `record`: as `open_cloud` has it. Raises CloudError, RentError; SettingsError where nothing is rented.
+    """
+    cloud = open_cloud(settings, record)
+    display(f"account ...{cloud.account[-4:]}" if cloud.account else "account: the cloud does not tell which")
+    return cloud
 
 
 def report_cost(cloud: Cloud, settings: Settings) -> None:
@@ -67,10 +72,9 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
         display(line)
 
 
-def show_machines(settings: Settings) -> None:
-    """The rented machines' states and release times, and what is billed elsewhere. Raises CloudError."""
-    cloud = open_cloud(settings)
-    display(account_line(cloud))
+def show_machines(settings: Settings) -> tuple[Instance, ...]:
+    """The rented machines, after their states and release times, and what is billed elsewhere. Raises CloudError."""
+    cloud = open_account(settings)
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         display(machines_table(instances, settings, cloud.now()))
@@ -79,6 +83,7 @@ def show_machines(settings: Settings) -> None:
         if lacking := members.lacking(members.names(members.reachable(instances)), settings):
             display(f"{lacking.message}: {lacking.mend}")
         display(*elsewhere.other_billing(cloud, settings))  # where there are none, why the command ends says it
+    return instances
 
 
 def elsewhere_lines(settings: Settings) -> tuple[str, ...]:
@@ -136,7 +141,7 @@ def _up(plan: UpPlan) -> list[Any]:
         offers,
         *_stock_lines(plan),
         f"price: {len(plan.numbers)} x {_h(best.trade)}{less} = {money(hour, best.currency, HOUR)}, "
-        f"{money(plan.total, best.currency)} for {plan.wish.hours:g} h"
+        f"{money(plan.total, best.currency)} {plan.until}"
         + ("" if rounded(hour * plan.wish.hours) == rounded(plan.total) else ", from prices that are not rounded")
         + (f" (list price {money(listed, best.currency, HOUR)})" if best.list > best.trade else "")
         + (", and the kept disks as until now" if less else ""),
@@ -245,13 +250,6 @@ def _extended_line(plan: UpPlan) -> str:
     return f"keeping {names} until then costs {more} more"
 
 
-def time_left(at: datetime | None, now: datetime) -> str:
-    """How long until a moment."""
-    if at is None:
-        return "-"
-    return length((at - now).total_seconds())
-
-
 def machines_table(instances: Sequence[Instance], settings: Settings, now: datetime) -> Any:
     """The machines as they are, until when, and whether the cloud is taking one back."""
     ordered = members.members(instances)
@@ -263,7 +261,7 @@ def machines_table(instances: Sequence[Instance], settings: Settings, now: datet
             each.zone_id,
             members.address(settings, each) or "-",
             released_at(each),
-            time_left(None if each.is_reclaimed else each.release_at, now),
+            length((each.release_at - now).total_seconds()) if each.release_at and not each.is_reclaimed else "-",
         ]
         for name, each in zip(members.names(ordered), ordered, strict=True)
     ]
@@ -289,18 +287,17 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
 def _beside_snapshots(plan: DownPlan, settings: Settings) -> Iterator[str]:
     """Of each disk that stays, whether a snapshot holds the same for less."""
     whole = [each for each in plan.snapshots if each.status == "accomplished"]
+    price = cost.SnapshotPrice(settings.rental.snapshot_price_gib_month, plan.currency)
     for disk in plan.kept:
         newest = max((s for s in whole if s.disk_id == disk.disk_id), key=lambda s: s.created, default=None)
         month = plan.disk_months.get(disk.disk_id)
         if newest is None or month is None:
             continue
-        less = cost.snapshot_month(newest, settings.rental.snapshot_price_gib_month)
-        if less < month:
+        if price.month([newest]) < month:
             yield (
                 f"{newest.snapshot_id} holds the {disk_label(disk)} as it was at {clock(newest.created)}, for "
-                f"{money(less, plan.currency, MONTH)} instead of "
-                f"{money(month, plan.currency, MONTH)}: fab down --disks deletes the disk, with all "
-                "that was saved on it since then, and fab rebuild makes it again"
+                f"{price.words(newest)} instead of {money(month, plan.currency, MONTH)}: fab down --disks deletes the "
+                "disk, with all that was saved on it since then, and fab rebuild makes it again"
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ with deferred():
     from inventory import cluster as clusters
     from inventory import setting_types
     from inventory import settings as cluster_toml
-    from inventory.cloud import errors, opening
+    from inventory.cloud import errors
     from inventory.renting import access, members, report
     from inventory.renting import disks as disk_plans
     from inventory.renting import down as removal
@@ -42,8 +41,7 @@ RECORD = "save the cloud's answers to this folder, with your personal details re
 
 
 def _cloud(settings: Any, record: str) -> Any:
-    """The cluster's region, after a line that says whose account it is. Raises RentError, SettingsError where the
-    machines are not rented."""
+    """As `report.open_account`; the cloud's answers go into the folder `record`, which is made. Raises RentError."""
     try:
         folder = setting_types.expanded(Path(record)) if record else None
         if folder:
@@ -52,9 +50,7 @@ def _cloud(settings: Any, record: str) -> Any:
         raise errors.RentError(f"--record {record}: {error}") from None
     except OSError as error:
         raise errors.RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
-    cloud = opening.open_cloud(settings, folder)
-    say(report.account_line(cloud))
-    return cloud
+    return report.open_account(settings, folder)
 
 
 @task(
@@ -172,23 +168,22 @@ def _at_stake(
     """
     everything = members.members((*plan.machines, *plan.remaining))
     by_name = dict(zip(members.names(everything), everything, strict=True))
-    stopping = ""
-    if members.HEAD not in by_name:  # no run outlives its head
-        losses, unknown = _on_heads_disk(plan, None, "")
-    else:
-        stake, silence = _stake()
-        losses, unknown = _on_heads_disk(plan, stake, silence)
-        going = {name for name, each in by_name.items() if each in plan.machines}
-        if stop_run and stake.hosts & going:
-            stake, stopping = replace(stake, active="", hosts=frozenset()), stake.active
-        losses = [*stake.running_on(going), *losses]
-        if silence and going and not by_name[members.HEAD].is_stopped:
-            losses.append(f"whether a run is going on there is not known: {silence}")
-        unfetched = [stake.left_on(members.HEAD)] if members.HEAD in going and stake.unfetched else []
-        losses, unknown = [*losses, *(unfetched if named else [])], [*([] if named else unfetched), *unknown]
+    going = {name for name, each in by_name.items() if each in plan.machines}
+    head = by_name.get(members.HEAD)
+    on_head, silence = _stake() if head else (None, "")
+    stake = on_head or giving_back.RunsAtRisk()  # no run outlives its head
+    stopping = stake.active if stop_run and stake.hosts & going else ""
+
+    running = [] if stopping else [*stake.running_on(going)]
+    on_disk, unknown = _on_heads_disk(plan, on_head, silence)
+    silent = bool(head and silence and going and not head.is_stopped)
+    not_answered = [f"whether a run is going on there is not known: {silence}"] if silent else []
+    unfetched = [stake.left_on(members.HEAD)] if members.HEAD in going and stake.unfetched else []
+
+    losses = [*running, *on_disk, *not_answered, *(unfetched if named else [])]
     if losses and (named or agreed) and not force:
         raise errors.RentError(f"{'; '.join(losses)}; nothing was deleted (--force: all the same)")
-    return [*losses, *unknown], stopping
+    return [*losses, *([] if named else unfetched), *unknown], stopping
 
 
 def _on_heads_disk(plan: DownPlan, stake: RunsAtRisk | None, silence: str) -> tuple[list[str], list[str]]:
@@ -216,7 +211,7 @@ def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
         return []
     newest = f"the newest snapshot is of {clock(datetime.fromtimestamp(held, UTC))}" if held else "no snapshot has any"
     until = f"{members.HEAD} was there until {clock(plan.head_gone)} at the latest, {newest}"
-    return [f"{until}: what runs saved in between is on {disk} alone; fab up brings it back, to look at or to snapshot"]
+    return [f"{until}: what runs saved in between is only on {disk} and is lost with it; {giving_back.KEEP_DISK}"]
 
 
 def _stake() -> tuple[RunsAtRisk, str]:

@@ -69,6 +69,11 @@ def test_the_local_clouds_tasks_are_listed_where_there_is_one(tmp_path, monkeypa
     assert "local.serve" in fab("--list").stdout
 
 
+def test_fab_alone_lists_the_commands():
+    alone = fab()
+    assert alone.returncode == 0 and alone.stdout.endswith(fab("--list").stdout)
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [

@@ -9,10 +9,11 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
 from inventory.renting.cost import SnapshotPrice, certainty, snapshot_gib, snapshot_month
 from inventory.renting.members import Existing
+from inventory.renting.money_view import stays_lines
 from inventory.renting.plan import RentalWish, missing_machines
 from inventory.settings import Settings
 from snapshots.create import before_creating
-from snapshots.listing import KEEP_TAG, YES, choose, made_from, size_note
+from snapshots.listing import KEEP_TAG, YES, Contents, choose, made_from, size_note, to_tags
 from snapshots.pruning import all_unused, prune, question, what_is_left
 from snapshots.show import list_rows, state, verdict_rows
 from snapshots.steps import diff
@@ -213,6 +214,24 @@ def test_what_a_snapshot_costs_is_its_written_blocks_not_the_disks_size():
     assert [certainty(each) for each in (told, tagged, snapshot(1))] == ["", "about", "at most"]
 
 
+def test_what_a_snapshot_will_cost_is_not_rounded_on_its_way_to_its_tag():
+    tagged = snapshot(1, tags=to_tags(Contents("spotune", written_gib=1.749)))
+    price = SnapshotPrice(0.12, "CNY")
+    assert price.words(tagged) in before_creating(1.749, 120, price, "key")
+
+
+@pytest.mark.parametrize(
+    "of", [{"size_bytes": 2**31}, {"tags": {CLUSTER_TAG: "spotune", "spotune:written-gib": "1.75"}}, {}]
+)
+def test_every_place_says_the_same_price_of_a_snapshot(of):
+    each, price = snapshot(1, **of), SnapshotPrice(0.12, "CNY")
+    (stays,) = stays_lines((), {}, [each], Settings(), "CNY")
+    said = price.words(each)
+    assert said in stays and said.startswith(certainty(each))
+    cells = {list_rows([each], [], price, NOW)[0][4], verdict_rows(prune([each], []), price, NOW)[0][4]}
+    assert {f"{cell} a month" for cell in cells} == {said}
+
+
 def test_the_list_says_what_one_wants_to_know_newest_first():
     tags = {CLUSTER_TAG: "spotune", "spotune:run": "tiny-1", "spotune:step": "8", "spotune:models-1": "tiny"}
     rows = list_rows([snapshot(1), snapshot(2, size_bytes=2**30, tags=tags)], [disk("s-2")], SnapshotPrice(0.5), NOW)
@@ -229,7 +248,7 @@ def test_the_list_says_what_one_wants_to_know_newest_first():
         "-",
         "spotune-te1-data",
     ]
-    assert rows[1][0] == "s-1" and rows[1][3:5] == ["?", "60.00"]
+    assert rows[1][0] == "s-1" and rows[1][3:5] == ["?", "at most 60.00"]
     assert verdict_rows(prune([snapshot(1)], []), SnapshotPrice(0.5), NOW)[0][0] == "keep"
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,6 +12,7 @@ from inventory.renting.members import Existing
 from inventory.renting.offers import Offer, Quote
 from inventory.renting.plan import RentalWish, missing_machines
 from inventory.renting.tags import NODE_TAG
+from inventory.shown import clock
 from snapshots import steps
 from snapshots.listing import UNFROZEN_TAG, YES
 from snapshots.rebuild import next_step
@@ -71,7 +72,8 @@ def test_from_nothing_it_takes_machines_deploy_warming_and_the_doctor():
     assert kinds(plan) == ["machines", "deploy", "warm", "doctor"]
     rent = plan.steps[0]
     assert rent.what == "rent 2 machines: te1, te2 from s-1"
-    assert (rent.reason, rent.cost) == ("there are none", "20.00 CNY an hour, 80.00 CNY for 4 h")
+    end = clock(NOW + timedelta(hours=4))
+    assert (rent.reason, rent.cost) == ("there are none", f"20.00 CNY an hour, 80.00 CNY until {end}")
     assert plan.steps[2].what == "read what training needs on te1, te2"
     assert all(step.reason and step.cost for step in plan.steps)
 

@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from training.cost.pace import cost_so_far
@@ -56,6 +56,17 @@ class RunLook:
     """What of its files cannot be read."""
 
     @property
+    def steps(self) -> tuple[dict[str, Any], ...]:
+        """Those of its newest start, oldest first: none while a supervisor stands by an end, its own or the one before
+        a resume."""
+        if self.status is None or not self.alive:
+            return self.metrics
+        if self.status.over:
+            return ()
+        began = datetime.fromtimestamp(self.status.started, UTC).isoformat(timespec="milliseconds")
+        return tuple(row for row in self.metrics if str(row.get("time", began)) >= began)
+
+    @property
     def active(self) -> bool:
         """Whether it is going on: also before the supervisor has written its first status."""
         return self.alive and (self.status is None or not self.status.over)
@@ -71,6 +82,21 @@ class RunLook:
         if self.status is None:
             return None
         return cost_so_far(self.status, self.status.updated + (self.age_s if self.alive else 0))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """For other programs."""
+        last = self.metrics[-1] if self.metrics else {}
+        return {
+            "run": self.run_id,
+            "state": self.state,
+            "step": last.get("step"),
+            "steps": last.get("total_steps"),
+            "loss": last.get("loss"),
+            "cost": self.cost,
+            "currency": self.status.currency if self.status else "",
+            "reason": self.reason,
+        }
 
     @property
     def money(self) -> str:

@@ -18,6 +18,7 @@ from inventory.cloud.errors import NoCloud
 from inventory.cluster import load_cluster
 from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
+from inventory.setting_types import NoCluster
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop.head_node import Head, HereHead, RemoteHead
 from training.run.folder import DATA_DISK, LOCAL_RUNS, was_made_in
@@ -106,7 +107,10 @@ class Session:
         return Launch(
             run_id=run_dir.name,
             run_dir=str(run_dir),
-            hosts=tuple(_host(node) for node in self.nodes),
+            hosts=tuple(
+                Host(node.name, node.private_address, node.slots, node.type or node.card, node.zone, node.price_h)
+                for node in self.nodes
+            ),
             module=module,
             arguments=(),
             python=f"{ENV_FOLDER}/bin/python",
@@ -140,20 +144,16 @@ class Session:
         raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
 
 
-def _host(node: Node) -> Host:
-    return Host(node.name, node.private_address, node.slots, node.type or node.card, node.zone, node.price_h)
-
-
 @contextmanager
 def hint_here(instead: str = "") -> Iterator[None]:
     """Inside, why there is no cluster names --here too: `instead`, what the command does with it, where no cloud can be
-    asked from here yet; else that runs were made on this machine, where some were."""
+    asked from here yet; else that runs were made on this machine, where some were and there is no cluster."""
     try:
         yield
     except InventoryError as error:
         if instead and isinstance(error, NoCloud):
             error.args = (f"{error}; {instead}", *error.args[1:])
-        elif any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
+        elif isinstance(error, NoCluster | NoCloud) and any(map(was_made_in, LOCAL_RUNS.absolute().glob("*"))):
             error.args = (f"{error}; for what was made on this machine add --here", *error.args[1:])
         raise
 

@@ -8,6 +8,7 @@ import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def resume(
     overrides: Mapping[str, str],
     *,
     force: bool,
-) -> str | None:
-    """Start a run again from its newest checkpoint; None where it is finished already.
+) -> str:
+    """Start a run again from its newest checkpoint. Raises LaunchError where it is finished, and gets no more steps.
 
     `overrides` change its recipe; what decides what is computed only by `force`.
     """
@@ -54,11 +55,10 @@ def resume(
         runs.read_launch(head, run_id)  # of a run that was fetched nothing else is looked at
     if runs.look(head, run_id).state == "finished" and not longer:
         where = f"{run_id}{' --here' if head.here else ''}"
-        print(
+        raise LaunchError(
             f"{run_id} is finished; what it learned: fab fetch --run {where}; "
             f"more of it: fab train --resume {where} --force --steps N"
         )
-        return None
     started: str | None = None
     with attach.detached_on_interrupt(lambda: started, head.here):
         with new_run.start_lock(cluster) as mine:
@@ -67,7 +67,7 @@ def resume(
             mine.confirm()
             started = run_id
             head.start(launch)
-    return started
+    return run_id
 
 
 def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:
@@ -164,14 +164,10 @@ def fitted(
         files |= {RECIPE: after.to_toml(), backup: before}
         change = replace(change, kept=backup)
     if files or now_on.kinds != predicted.get("card"):
-        files[PLAN] = untimed(plan)
+        # without the seconds, which were of another recipe or of other cards: no later plan learns from them
+        untimed = {**predicted, "step_s": None, "model_step_s": None}
+        files[PLAN] = json.dumps({**plan, "predicted": untimed}) + "\n"
     return replace(change, files=files)
-
-
-def untimed(plan: Mapping[str, Any]) -> str:
-    """A run's plan.json without its seconds, which were of another recipe or of other cards: what the run takes from
-    now on is not held against them, and no later plan learns from it."""
-    return json.dumps({**plan, "predicted": {**plan["predicted"], "step_s": None, "model_step_s": None}}) + "\n"
 
 
 def machines_now(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:
@@ -208,6 +204,8 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
     """What `overrides` change from `step` on. Raises RecipeError, and LaunchError naming what would change the
     computation."""
     before, after = _read(text), _read(text, overrides)
+    if "steps" in overrides and (after.steps or inf) <= step:
+        raise LaunchError(f"--steps {after.steps}: the run has {step} already; --force --steps N wants more")
     was, is_now = before.compute_keys(), after.compute_keys()
     differs = [
         _difference(key, is_now.get(key), was.get(key))

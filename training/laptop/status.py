@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from inventory.cloud.values import Instance
 from inventory.renting.report import show_machines
 from inventory.settings import load_settings
 from inventory.shown import age, length
@@ -31,11 +32,26 @@ BOOTED = "ps -o etimes= -p 1"
 """The first process's age: a host of the local cloud has the kernel, and so the uptime, of the machine it is on."""
 
 
-def show_rented() -> None:
+def show_rented() -> tuple[Instance, ...]:
     """Rented machines before anything is asked of them: one that is being reclaimed may not answer."""
     settings = load_settings()
-    if settings.is_rented:
-        show_machines(settings)
+    return show_machines(settings) if settings.is_rented else ()
+
+
+def values(cluster: Session, rented: Sequence[Instance]) -> dict[str, Any]:
+    """Whether every node answers, when which machine is released, all runs, the newest first: for other programs."""
+    answers = cluster.ask_all(BOOTED) if cluster.nodes else {}
+    ends = {each.instance_id: each.release_at.isoformat() for each in rented if each.release_at}
+    nodes = [
+        {
+            "node": each.name,
+            "address": each.address,
+            "state": since(str(answers[each.name])),
+            "released_at": ends.get(each.machine_id),
+        }
+        for each in cluster.nodes
+    ]
+    return {"nodes": nodes, "runs": [seen.values for seen in runs.all_runs(cluster.head)[::-1]]}
 
 
 def show(cluster: Session) -> None:
@@ -98,9 +114,9 @@ def progress(label: str) -> Iterator[Callable[[RunLook], None]]:
                 if each not in printed:
                     bar.console.print(each)
                     printed.add(each)
-            if seen.metrics:
-                last = seen.metrics[-1]
-                at, below = headline(last, eta_s(seen.metrics)), details(last, seen.evaluation, seen.money)
+            if seen.steps:
+                last = seen.steps[-1]
+                at, below = headline(last, eta_s(seen.steps)), details(last, seen.evaluation, seen.money)
                 at = f"{stopping(seen) or at}{running(seen)}"
                 bar.update(task, total=last["total_steps"], completed=last["step"], description=at, below=below)
             elif seen.status:
@@ -156,11 +172,11 @@ def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
             if each not in printed["news"]:
                 write(each)
                 printed["news"].add(each)
-        row = seen.metrics[-1] if seen.metrics else None
+        row = seen.steps[-1] if seen.steps else None
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - printed["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != printed["step"] and (due or last) and not stopping(seen):
-            write(f"{headline(row, eta_s(seen.metrics))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
+            write(f"{headline(row, eta_s(seen.steps))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
             printed.update(step=row["step"], at=time.monotonic())
 
     return show

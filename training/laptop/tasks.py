@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, sentences
-from inventory.shown import shown
+from inventory.shown import print_json, shown
 from training.text.deferred import deferred
 from training.text.problems import STOPPED
 
@@ -108,10 +108,11 @@ def train(
     profile: str = "",
 ) -> None:
     """Fine-tune a model: check, ship, start, follow, fetch."""
-    with sentences("interrupted; fab runs lists what was started"), ExitStack() as stack:
+    with sentences(), ExitStack() as stack:
         if force and resume is None:
             raise launch.LaunchError("--force is for --resume: a new run has nothing to differ from")
         asked_of = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
+        overrides = start_run.overrides_of(set or (), steps, epochs)
         if here:
             base_model.check_python_here()
         if resume is None:
@@ -124,10 +125,9 @@ def train(
                 session or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of
             )
             rental.print_other_billing(cluster)
-            now = datetime.now(UTC)
-            named = start_run.overrides_of(set or (), steps, epochs)
+            now, named = datetime.now(UTC), overrides.keys()
             run_id = start_run.start(
-                cluster, recipe, training_data, now, earlier=earlier, dry=dry, anyway=anyway, named=named.keys()
+                cluster, recipe, training_data, now, earlier=earlier, dry=dry, anyway=anyway, named=named
             )
         elif data or dry or anyway or skip_bad or from_adapter:
             raise launch.LaunchError(
@@ -135,11 +135,11 @@ def train(
                 "and --skip-bad out, or start a new run without --resume (--from-adapter RUN_ID)"
             )
         else:
-            overrides = start_run.overrides_of(set or (), steps, epochs)
-            resumed_run = resume if isinstance(resume, str) else None
             cluster = replace(stack.enter_context(open_cluster.open_cluster(here)), **asked_of)
             rental.print_other_billing(cluster)
-            run_id = resume_run.resume(cluster, resumed_run, model or None, overrides, force=force)
+            run_id = resume_run.resume(
+                cluster, resume if isinstance(resume, str) else None, model or None, overrides, force=force
+            )
         if not run_id:
             return  # nothing was started: nothing is extended either
         if detach:
@@ -232,8 +232,7 @@ def plan(
         recipe = start_run.resolve_recipe(model, set or ())
         amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
         there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
-        files, settings = tuple(data or ()), tuple(set or ())
-        wish = plan_options.PlanWish(files, nodes, there_h, card, rate, price, settings, skip_bad)
+        wish = plan_options.PlanWish(tuple(data or ()), nodes, there_h, card, rate, price, tuple(set or ()), skip_bad)
         if rent:
             choices = rent_options.rent_choices(cluster_toml.load_settings(), recipe, wish)
             (rent_view.print_choices_json if json else rent_view.print_choices)(choices)
@@ -279,15 +278,17 @@ def logs(
             exit_as(seen)
 
 
-@task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
-def status(c: Context, here: bool = False) -> None:
+@task(auto_shortflags=False, help={"here": HERE_RUNS_HELP, "json": "print as JSON"})
+def status(c: Context, here: bool = False, json: bool = False) -> None:
     """Show runs, nodes, rented machines and when they are released."""
     with sentences():
-        if not here:
-            with open_cluster.hint_here():
-                status_of.show_rented()
+        with open_cluster.hint_here():
+            rented = () if here else status_of.show_rented()
         with open_cluster.open_cluster(here) as cluster:
-            status_of.show(cluster)
+            if json:
+                print_json(status_of.values(cluster, rented))
+            else:
+                status_of.show(cluster)
 
 
 @task(

@@ -109,11 +109,19 @@ class Parameters:
             raise ApiError(400, f"MissingParameter.{name}", f"The input parameter {name} that is mandatory is missing.")
         return value
 
+    def read(self, name: str, how: Callable[[str], T], default: T) -> T:
+        """The parameter as `how` reads it, which raises ValueError. Raises the API's InvalidParameter."""
+        value = self.flat.get(name, "")
+        try:
+            return how(value) if value else default
+        except ValueError:
+            raise ApiError(400, f"InvalidParameter.{name}", f"The specified parameter {name} is not valid.") from None
+
     def number(self, name: str, default: int = 0) -> int:
-        return int(self.flat.get(name) or default)
+        return self.read(name, int, default)
 
     def decimal(self, name: str, default: float = 0) -> float:
-        return float(self.flat.get(name) or default)
+        return self.read(name, float, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """SDKs write True, true or TRUE."""
@@ -127,9 +135,8 @@ class Parameters:
         return [value for _, value in sorted(pairs)]
 
     def json_strings(self, name: str) -> list[str] | None:
-        """A parameter that is one string holding a JSON array; None where it is absent."""
-        value = self.flat.get(name, "")
-        return list(json.loads(value)) if value else None
+        """A parameter that is one string holding a JSON array of strings; None where it is absent."""
+        return self.read(name, _strings, None)
 
     def groups(self, name: str) -> Iterator[Parameters]:
         """name.1.*, name.2.*, ... each as parameters of their own."""
@@ -147,6 +154,13 @@ class Parameters:
     def tags(self) -> dict[str, str]:
         """Tag.1.Key, Tag.1.Value, ..."""
         return {each.text("Key"): each.text("Value") for each in self.groups("Tag")}
+
+
+def _strings(text: str) -> list[str] | None:
+    values: Any = json.loads(text)
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise ValueError(text)
+    return values
 
 
 def existing(records: Mapping[str, T], name: str, kind: str, status: int = 404) -> T:

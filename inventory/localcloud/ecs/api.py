@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters
 from inventory.localcloud.ecs.dispatch import Dispatcher, FaultFile, NoAnswerError
 
 FILE = Path(__file__).with_name("parameters.json")
@@ -45,7 +45,7 @@ def _truth(value: str) -> None:
         raise ValueError(value)
 
 
-READ: Mapping[str, Callable[[str], object]] = {"i": int, "f": float, "b": _truth}
+READ: Mapping[str, Callable[[str], Any]] = {"i": int, "f": float, "b": _truth}
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,7 @@ def check(version: str, action: str, flat: Mapping[str, str]) -> None:
         kind = known.kinds.get(key, known.kinds.get(name))
         if kind is None and f"{name.rpartition('.')[0]}.*" not in known.kinds:
             raise ApiError(400, "UnsupportedParameter", f"{action} knows no parameter {key}.")
-        try:
-            if flat[key]:
-                READ.get(kind or "", str)(flat[key])
-        except ValueError:
-            raise ApiError(400, f"InvalidParameter.{key}", f"The specified parameter {key} is not valid.") from None
+        Parameters(flat).read(key, READ.get(kind or "", str), "")
     for name in known.needed:
         listed, _, part = name.partition(".N.")  # of each of a list: where there is one
         entries = {key.rpartition(".")[0] for key in flat if part and key.startswith(f"{listed}.")}
@@ -139,9 +135,10 @@ def verified(request: Request, secrets: Mapping[str, str], now: float) -> Signed
     signed = names.split(";")
     if not set(signed) >= _MUST_SIGN or any(name not in headers for name in signed):
         raise _incomplete()
-    secret = _secret(secrets, key_id)
+    if key_id not in secrets:
+        raise ApiError(404, "InvalidAccessKeyId.NotFound", "Specified access key is not found.")
     digest = hashlib.sha256(request.body).hexdigest()
-    right = v3_signature(request, {name: headers[name] for name in signed}, digest, secret)
+    right = v3_signature(request, {name: headers[name] for name in signed}, digest, secrets[key_id])
     body_told = headers.get("x-acs-content-sha256", digest)
     if not hmac.compare_digest(right, signature) or not hmac.compare_digest(digest, body_told):
         raise ApiError(400, "SignatureDoesNotMatch", "Specified signature does not match our calculation.")
@@ -154,7 +151,8 @@ def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secr
     """The hexadecimal signature of a request over these of its headers; `digest` is the body's SHA-256."""
     names = sorted(headers)
     lines = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
-    head = f"{request.method}\n{request.path}\n{_query_text(request.query)}"
+    query = "&".join(f"{_quoted(name)}={_quoted(request.query[name])}" for name in sorted(request.query))
+    head = f"{request.method}\n{request.path}\n{query}"
     canonical = f"{head}\n{lines}\n{';'.join(names)}\n{digest}"
     to_sign = f"{V3}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     return hmac.new(secret.encode(), to_sign.encode(), hashlib.sha256).hexdigest()
@@ -168,21 +166,11 @@ def _is_recent(text: str, now: float) -> bool:
     return abs(now - at) <= VALID_S
 
 
-def _secret(secrets: Mapping[str, str], key_id: str) -> str:
-    if key_id not in secrets:
-        raise ApiError(404, "InvalidAccessKeyId.NotFound", "Specified access key is not found.")
-    return secrets[key_id]
-
-
 def _incomplete() -> ApiError:
     message = (
         "The request signature does not conform to Aliyun standards. The local cloud knows only ACS3-HMAC-SHA256 (V3)."
     )
     return ApiError(400, "IncompleteSignature", message)
-
-
-def _query_text(query: Mapping[str, str]) -> str:
-    return "&".join(f"{_quoted(name)}={_quoted(query[name])}" for name in sorted(query))
 
 
 def _quoted(text: str) -> str:
@@ -272,12 +260,8 @@ async def _request(http: web.Request) -> Request:
 
 
 def _answered(status: int, content: dict[str, Any], request_id: str, headers: Mapping[str, str]) -> web.Response:
-    standard_headers = {
-        "x-acs-request-id": request_id,
-        "x-acs-trace-id": uuid.uuid4().hex,
-        "Server": "spotune local cloud",
-    }
-    return web.json_response(content, status=status, headers={**standard_headers, **headers})
+    standard = {"x-acs-request-id": request_id, "x-acs-trace-id": uuid.uuid4().hex, "Server": "spotune local cloud"}
+    return web.json_response(content, status=status, headers={**standard, **headers})
 
 
 def _refused(error: ApiError, host: str, request_id: str) -> web.Response:

@@ -162,13 +162,6 @@ _NAMES = {"vpc-": "VpcId", "vsw-": "VSwitchId", "sg-": "SecurityGroupId", "i-": 
 _NAMES |= {"s-": "SnapshotId"}
 
 
-def _refuse_other_regions(region_id: str) -> None:
-    """Raises the API's InvalidRegionId.NotFound."""
-    if region_id and region_id not in REGIONS:
-        message = f"The specified RegionId does not exist. There are {', '.join(REGIONS)}."
-        raise ApiError(404, "InvalidRegionId.NotFound", message)
-
-
 class NoAnswerError(Exception):
     """The caller gets no answer: its connection is cut, after `hold_s` seconds."""
 
@@ -222,15 +215,15 @@ class Dispatcher:
         with cloud.lock:
             ids_before = set(resources(cloud.account)) if fault else set()
             self._refuse_unknown(name, p)
-            _refuse_other_regions(p.text("RegionId"))
+            region_id = p.text("RegionId") or cloud.account.region_id
+            if region_id not in REGIONS:
+                message = f"The specified RegionId does not exist. There are {', '.join(REGIONS)}."
+                raise ApiError(404, "InvalidRegionId.NotFound", message)
             try:
                 answer = does(cloud, p)
                 if name.startswith(_READING) and (hidden := _lasting(cloud.account.hidden, cloud.now())):
                     answer = listing.without(answer, hidden)
-                if name.removeprefix("Describe") in _OF_A_REGION and p.text("RegionId") not in (
-                    "",
-                    cloud.account.region_id,
-                ):
+                if name.removeprefix("Describe") in _OF_A_REGION and region_id != cloud.account.region_id:
                     answer = listing.emptied(answer)
                 if digest:
                     cloud.account.tokens[f"{name} {p.text('ClientToken')}"] = Token(digest=digest, answer=answer)

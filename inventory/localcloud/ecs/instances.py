@@ -62,7 +62,7 @@ def checked(cloud: EmulatedCloud, p: Parameters) -> RunRequest:
         "spot_strategy": strategy,
         "price_limit": limit,
         "spot_duration": p.number("SpotDuration", 1),
-        "release_at": release_time(cloud, p.text("AutoReleaseTime")),
+        "release_at": release_time(cloud, p),
         "key_pair": _key_pair(cloud, p),
         "public_mbps": p.number("InternetMaxBandwidthOut"),
         "tags": checked_tags(p),
@@ -107,11 +107,11 @@ def _spot(cloud: EmulatedCloud, p: Parameters, zone_id: str) -> tuple[str, float
     return strategy, limit
 
 
-def release_time(cloud: EmulatedCloud, text: str) -> float:
+def release_time(cloud: EmulatedCloud, p: Parameters) -> float:
     """When a machine is to be released; 0 for never. Seconds count down to the minute. Raises ApiError."""
-    if not text:
+    at = p.read("AutoReleaseTime", actions.parsed, 0.0) // 60 * 60
+    if not at:
         return 0
-    at = actions.parsed(text) // 60 * 60
     # The minute a request takes is not held against a caller who asks for exactly the earliest time.
     if not cloud.now() + EARLIEST_RELEASE_S <= at <= cloud.now() + LATEST_RELEASE_S:
         message = "The specified parameter AutoReleaseTime is not valid."
@@ -148,7 +148,10 @@ def shown(cloud: EmulatedCloud, instance: EmulatedInstance) -> dict[str, Any]:
         "GPUAmount": of.gpus,
         "GPUSpec": of.gpu_spec,
         "SerialNumber": str(uuid.uuid5(uuid.NAMESPACE_OID, instance.instance_id)),
-        **_times(instance),
+        "CreationTime": actions.minute(instance.created),
+        "StartTime": actions.minute(instance.created),
+        "ExpiredTime": actions.NEVER_OF_A_MACHINE,
+        "AutoReleaseTime": actions.minute(instance.release_at),
         **_money(instance),
         **_network(instance),
         **_empty(),
@@ -163,15 +166,6 @@ def shown(cloud: EmulatedCloud, instance: EmulatedInstance) -> dict[str, Any]:
     if instance.tags:
         answer["Tags"] = tag_list(instance.tags)
     return answer
-
-
-def _times(instance: EmulatedInstance) -> dict[str, Any]:
-    return {
-        "CreationTime": actions.minute(instance.created),
-        "StartTime": actions.minute(instance.created),
-        "ExpiredTime": actions.NEVER_OF_A_MACHINE,
-        "AutoReleaseTime": actions.minute(instance.release_at),
-    }
 
 
 def _money(instance: EmulatedInstance) -> dict[str, Any]:
@@ -310,5 +304,5 @@ def modify_release_time(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     instance = lifecycle.instance(cloud, p.needed("InstanceId"))
     if power.is_released(cloud, instance):
         lifecycle.refuse_status()
-    instance.release_at = release_time(cloud, p.text("AutoReleaseTime"))
+    instance.release_at = release_time(cloud, p)
     return {}

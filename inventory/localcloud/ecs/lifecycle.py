@@ -161,7 +161,8 @@ log = logging.getLogger(__name__)
 @action("RunCommand")
 def run_command(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Run a shell script, sent in Base64, in a running machine; what came of it is asked later."""
-    script = base64.b64decode(p.needed("CommandContent")).decode()
+    p.needed("CommandContent")
+    script = p.read("CommandContent", lambda text: base64.b64decode(text).decode(), "")
     timeout_s = p.number("Timeout", 60)
     machine = instance(cloud, p.needed("InstanceId.1"))
     if machine.status != "Running":

@@ -64,7 +64,7 @@ def page(parameters: Parameters, entries: Sequence[T]) -> tuple[Sequence[T], dic
     """
     if parameters.text("MaxResults") or parameters.text("NextToken"):
         size = _size(parameters, "MaxResults")
-        start = parameters.number("NextToken")
+        start = max(0, parameters.number("NextToken"))
         token = str(start + size) if start + size < len(entries) else ""
         return entries[start : start + size], {"TotalCount": 0, "PageNumber": 0, "PageSize": 0, "NextToken": token}
     size, number = _size(parameters, "PageSize"), max(1, parameters.number("PageNumber", 1))
@@ -87,11 +87,10 @@ def has_tags(tags: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 def emptied(answer: Mapping[str, Any]) -> dict[str, Any]:
     """A list's answer as it is for somebody who may see nothing."""
     nothing = {"TotalCount": 0, "NextToken": ""}
-    return {key: _without(value) for key, value in answer.items()} | {k: v for k, v in nothing.items() if k in answer}
-
-
-def _without(value: Any) -> Any:
-    return {key: [] for key in value} if isinstance(value, Mapping) else value
+    lists: dict[str, Any] = {
+        key: {name: [] for name in value} for key, value in answer.items() if isinstance(value, Mapping)
+    }
+    return {**answer, **lists, **{key: value for key, value in nothing.items() if key in answer}}
 
 
 def without(answer: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:

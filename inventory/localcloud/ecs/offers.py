@@ -83,7 +83,7 @@ def describe_spot_price_history(cloud: EmulatedCloud, p: Parameters) -> dict[str
     """One price an hour and zone, oldest first, in pages by Offset."""
     region, of = p.needed("RegionId"), type_named(p.needed("InstanceType"))
     now, duration, offset = cloud.now(), p.number("SpotDuration", 1), max(0, p.number("Offset"))
-    start = parsed(p.text("StartTime")) if p.text("StartTime") else now - 3 * HOUR_S
+    start = p.read("StartTime", parsed, now - 3 * HOUR_S)
     if now - start > 30 * DAY_S + HOUR_S or start > now:
         raise ApiError(400, "InvalidParams.StartTime", "StartTime must be in the last 30 days.")
     hours = [hour * HOUR_S for hour in range(-int(-start // HOUR_S), int(now // HOUR_S) + 1)]

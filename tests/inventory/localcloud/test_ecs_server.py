@@ -74,6 +74,28 @@ def test_an_error_body_is_as_documented(api):
     assert error["HostId"] == api.endpoint
 
 
+@pytest.mark.parametrize(
+    ("action", "name", "value"),
+    [
+        ("DescribeInstances", "NextToken", "!!"),
+        ("DescribeInstances", "MaxResults", "abc"),
+        ("DescribeInstances", "InstanceIds", "i-1"),
+        ("DescribeDisks", "DiskIds", "7"),
+        ("DescribeSpotPriceHistory", "StartTime", "noon"),
+        ("RunCommand", "CommandContent", "a"),
+    ],
+)
+def test_a_parameter_that_cannot_be_read_is_refused_by_its_name(api, action, name, value):
+    others = {"InstanceType": "ecs.local.small", "NetworkType": "vpc", "InstanceId.1": "i-1", "Type": "RunShellScript"}
+    needed = {key: others[key] for key in WITH.get(action, ())}
+    status, error = v3(api, action, **{"RegionId": "cn-hangzhou", **needed, name: value})
+    assert (status, error["Code"]) == (400, f"InvalidParameter.{name}")
+
+
+WITH = {"DescribeSpotPriceHistory": ("InstanceType", "NetworkType"), "RunCommand": ("InstanceId.1", "Type")}
+"""What must be there beside it."""
+
+
 def test_another_version_is_refused(api):
     status, error = v3(api, "DescribeInstanceTypes", version="2013-01-01")
     assert (status, error["Code"]) == (400, "InvalidVersion")

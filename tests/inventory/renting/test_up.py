@@ -394,7 +394,7 @@ def test_a_kept_disk_is_not_sold_a_second_time(cluster):
     cluster.up(1)
     cluster.down()
     price = cluster.plan(2).quotes[0].price
-    shown = cluster.fab("up", "--nodes", "2", "--dry").stdout
+    shown = " ".join(cluster.fab("up", "--nodes", "2", "--dry").stdout.split())
     disk = price.parts[DATA_DISK]
     hour, less, whole = (money(each, per=HOUR) for each in (price.trade, disk, 2 * price.trade - disk))
     bare = [each.removesuffix(f" {HOUR}") for each in (hour, less, whole)]

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from invoke import Context, Exit
 
 from tests.support.heads import cluster_of
 from tests.support.llama_shape import model_shape
@@ -36,6 +37,7 @@ from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
 from training.laptop.open_cluster import Session, launch_here
 from training.laptop.preparing import DataRequest
+from training.laptop.tasks import train
 from training.models.names import load_recipe
 from training.node.prepare import raw_data
 from training.node.supervision.failure import rank_end
@@ -240,6 +242,16 @@ def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, cap
     assert start(head, monkeypatch, PREPARED, dry=True) is None
     assert head.started is None and list(head.runs.iterdir()) == []
     assert "ok      dtype" in capsys.readouterr().out
+
+
+def test_ctrl_c_before_a_start_speaks_of_no_run(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("training.laptop.start_run.resolve_recipe", interrupted)
+    with pytest.raises(Exit) as ended:
+        train.body(Context(), model="tiny")
+    assert ended.value.code == 130 and "started" not in ended.value.message
 
 
 BAD = {**PREPARED, "report": {**REPORT, "samples": 15}}

@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -272,8 +271,21 @@ def test_who_follows_a_run_is_told_once_that_it_is_being_stopped_and_why():
     show = _plain(lines.append)
     for reason in ("", "te3 is being reclaimed", "te3 is being reclaimed"):
         status = Status("tiny-20260131-154500", "running", reason=reason)
-        show(SimpleNamespace(state="running", metrics=(), status=status, evaluation=None))
+        show(RunLook(status, alive=True, metrics=()))
     assert lines == ["running", "te3 is being reclaimed"]
+
+
+def test_who_follows_a_resume_sees_no_step_of_the_start_before():
+    before = {"step": 3, "total_steps": 9, "loss": 1.0, "lr": 1e-4, "tokens_per_s": 5, "memory_gib": 1, "step_s": 2}
+    rows = (before | {"time": "2026-01-31T15:44:59.000+00:00"}, before | {"time": "2026-01-31T15:45:01.000+00:00"})
+    started = datetime(2026, 1, 31, 15, 45, tzinfo=UTC).timestamp()
+
+    def steps(state, alive):
+        return RunLook(Status("tiny-20260131-154500", state, started=started), alive, rows).steps
+
+    assert steps("running", True) == rows[1:]
+    assert steps("stopped", True) == (), "it is being resumed"
+    assert steps("finished", False) == rows
 
 
 @pytest.mark.parametrize("asked", [True, False])

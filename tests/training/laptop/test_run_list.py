@@ -266,11 +266,25 @@ def test_the_laptops_copies_alone_are_deleted_without_asking_a_head(tmp_path):
     assert not (tmp_path / "runs" / NEW).exists()
 
 
-@pytest.mark.parametrize(("ran_in", "hint"), [("", "; for what was made on this machine add --here"), ("/data", "")])
-def test_where_no_cluster_answers_a_run_of_this_machine_is_remembered(tmp_path, monkeypatch, ran_in, hint):
+HINT = "; for what was made on this machine add --here"
+BAD_NODE = 'provider = "static"\n[[nodes]]\nname = "te1"\naddress = "root@192.0.2.1"\n'
+
+
+@pytest.mark.parametrize(
+    ("ran_in", "toml", "hint"),
+    [
+        ("", 'provider = "static"\n', HINT),
+        ("", None, HINT),
+        ("/data", 'provider = "static"\n', ""),
+        ("", BAD_NODE, ""),
+        ("", "colour = 1\n", ""),
+    ],
+)
+def test_where_there_is_no_cluster_a_run_of_this_machine_is_remembered(tmp_path, monkeypatch, ran_in, toml, hint):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
-    (tmp_path / "cluster.toml").write_text('provider = "static"\n')
+    if toml:
+        (tmp_path / "cluster.toml").write_text(toml)
     run = tmp_path / "runs" / "tiny-20261123-160011"
     run.mkdir(parents=True)
     (run / "launch.json").write_text(json.dumps({"run_dir": ran_in or str(run)}))

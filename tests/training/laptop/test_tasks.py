@@ -203,7 +203,7 @@ def test_the_newest_run_here_is_one_that_was_made_here(tmp_path: Path):
     (fetched / "launch.json").write_text(launch_text(launch))
     (fetched / "status.json").write_text(json.dumps({"run_id": fetched.name, "state": "finished"}))
     done = fab(tmp_path, "train", "--resume", "--here")
-    assert f"{RUN} is finished" in done.stdout, done.stderr
+    assert f"{RUN} is finished" in refused(done)
     for words in (["--force", "--steps", "9"], []):
         said = refused(fab(tmp_path, "train", "--resume", fetched.name, "--here", *words))
         assert f"was made at '/data/runs/{fetched.name}'" in said and "leave --here out" in said
@@ -223,6 +223,8 @@ def test_one_cut_status_does_not_hide_the_other_runs(tmp_path: Path):
     (other / "launch.json").write_text("{}")
     (other / "status.json").write_text(json.dumps({"run_id": other.name, "state": "finished"}))
     (other / "metrics.jsonl").write_text('{"step": 1, "lo{"step": 2}\n')
+    values = json.loads(fab(tmp_path, "status", "--here", "--json").stdout)
+    assert {each["run"]: each["state"] for each in values["runs"]} == {other.name: "finished", RUN: "lost"}
     shown = fab(tmp_path, "status", "--here")
     assert shown.returncode == 0, shown.stderr
     assert all(part in shown.stdout for part in (RUN, "lost", "status.j", other.name, "finished")), shown.stdout

@@ -17,6 +17,7 @@ from training.text.files import OPTIMIZER, figure_in
 
 SHOWN = 3
 """Runs that a sentence names."""
+KEEP_DISK = "without --disks that disk stays for the next fab up"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Unfinished:
         whole = f" of {self.total_steps}" if self.total_steps else ""
         home = f"only its adapter of step {self.at_home} was fetched" if self.at_home else "nothing of it was fetched"
         goes = "what fab train --resume needs" if self.at_home else "all that it learned"
-        keeps = "fab snapshots.create keeps that" if head_is_there else "fab up brings it back"
+        keeps = "fab snapshots.create keeps that" if head_is_there else KEEP_DISK
         return (
             f"{self.run_id} is at step {self.step}{whole}: with {disk} goes {goes} ({home}, and no snapshot "
             f"has step {self.step}); {keeps}"
@@ -106,7 +107,12 @@ def at_stake(head: Head, home: Path) -> RunsAtRisk:
     }
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
-        _unfinished(run_id, row.newest, saved.get(run_id, 0.0), _at_home(row))
+        _unfinished(
+            run_id,
+            row.newest,
+            saved.get(run_id, 0.0),
+            at_home=row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0,
+        )
         for run_id, row in open_runs.items()
         if not (row.one_run and _has_optimizer(home, run_id, row.newest.steps[-1]))
     )
@@ -125,11 +131,6 @@ def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
     )
 
 
-def _at_home(row: listing.RunRow) -> int:
-    """The step of its adapter on this machine; 0 where none is."""
-    return row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0
-
-
 def _could_go_on(run_id: str, copy: Copy) -> bool:
     return copy.look.state != "finished" and bool(copy.steps) and not _is_drill(run_id)
 
@@ -140,9 +141,7 @@ def _is_drill(run_id: str) -> bool:
 
 
 def _unfinished(run_id: str, copy: Copy, saved: float, at_home: int) -> Unfinished:
-    last = copy.look.metrics[-1] if copy.look.metrics else {}
-    newest = copy.steps[-1]
-    return Unfinished(run_id, newest, last.get("total_steps"), saved, at_home)
+    return Unfinished(run_id, copy.steps[-1], copy.look.values["steps"], saved, at_home)
 
 
 def _has_optimizer(home: Path, run_id: str, step: int) -> bool:

@@ -128,23 +128,18 @@ def _steps(row: RunRow) -> str:
 
 
 def values(row: RunRow) -> dict[str, Any]:
-    look = row.newest.look
-    last: Mapping[str, Any] = look.metrics[-1] if look.metrics else {}
     return {
+        **row.newest.look.values,
         "run": row.run_id,
         "cluster": row.newest.cluster,
         "model": recipe_of(row.run_id),
         "state": row.state,
-        "step": last.get("step"),
-        "steps": last.get("total_steps"),
         "begun": datetime.fromtimestamp(row.started, UTC).isoformat(),
         "laptop_bytes": row.laptop.size_bytes if row.laptop else None,
         "head_bytes": row.head.size_bytes if row.head else None,
         "home_steps": list(row.laptop.steps) if row.laptop else [],
         "head_steps": list(row.head.steps) if row.head else [],
         "came_home": row.home,
-        "cost": look.cost,
-        "currency": look.status.currency if look.status else "",
     }
 
 
