@@ -205,7 +205,7 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
     computation."""
     before, after = _read(text), _read(text, overrides)
     if "steps" in overrides and (after.steps or inf) <= step:
-        raise LaunchError(f"--steps {after.steps}: the run has {step} already; --force --steps N wants more")
+        raise LaunchError(f"--steps {after.steps}: the run has done {step} steps already; --force --steps N takes more")
     was, is_now = before.compute_keys(), after.compute_keys()
     differs = [
         _difference(key, is_now.get(key), was.get(key))
