@@ -182,16 +182,19 @@ def _tool_call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRecord(f"a tool call of turn {place} needs a function with a name")
-    key = next((key for key in ARGUMENTS if key in function), "")
-    arguments = _unpacked(function.get(key), f"{key} of a tool call", place)  # OpenAI writes them as text
-    if arguments is None:
-        if other := (call.keys() | function.keys()) - {key, *_OF_CALL}:
-            names = " and ".join(sorted(other))
-            raise BadRecord(f"the function of a tool call of turn {place} has no arguments, and {names} is not read")
-        arguments = {}
+    spellings = [(holder.get(key), f"{key} of a tool call") for holder in (call, function) for key in ARGUMENTS]
+    values = [_unpacked(value, key, place) for value, key in spellings]  # OpenAI writes them as text
+    written = [value for value in values if value is not None]
+    if not written and (other := (call.keys() | function.keys()) - {*ARGUMENTS, *_OF_CALL}):
+        names = " and ".join(sorted(other))
+        raise BadRecord(f"the function of a tool call of turn {place} has no arguments, and {names} is not read")
+    filled = [value for value in written if value != {}] or [{}]
+    arguments = filled[0]
+    if any(value != arguments for value in filled):
+        raise BadRecord(f"a tool call of turn {place} has different {' and '.join(ARGUMENTS)}")
     if not isinstance(arguments, dict):
-        raise BadRecord(f"the {key} of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
-    as_json(arguments, f"the {key} of a tool call of turn {place}")
+        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
+    as_json(arguments, f"the arguments of a tool call of turn {place}")
     normalised: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(name := _numbered(call.get("id")), str):
         normalised["id"] = name

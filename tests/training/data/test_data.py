@@ -126,13 +126,21 @@ def test_arguments_may_be_called_parameters(arguments):
 WHERE = {"city": "上海"}
 UNREAD = {
     **{key: {"name": "weather", key: WHERE} for key in ("args", "input", "argument", "params")},
-    "arguments": {"function": {"name": "weather"}, "arguments": WHERE},
-    "parameters": {"name": "weather", "arguments": " ", "parameters": WHERE},
+    "arguments": {"name": "weather", "arguments": {"city": "北京"}, "parameters": WHERE},
+    "parameters": {"function": {"name": "weather", "arguments": WHERE}, "parameters": {"city": "北京"}},
 }
 
 
+@pytest.mark.parametrize("empty", [{}, "{}", " ", None])
+def test_empty_arguments_hide_none_that_stand_beside_them(empty):
+    function = {"name": "weather", "arguments": empty}
+    for call in (function | {"parameters": WHERE}, {"function": function, "arguments": WHERE}):
+        (made,) = recognised({"messages": [*_asking({}, tool_calls=[call])]}).turns[1]["tool_calls"]
+        assert made["function"] == {"name": "weather", "arguments": WHERE}
+
+
 @pytest.mark.parametrize("key", UNREAD)
-def test_a_call_whose_arguments_stand_where_nobody_reads_them_is_refused_by_their_key(key):
+def test_arguments_under_a_key_that_nobody_reads_or_beside_others_are_refused_by_their_key(key):
     for turns in (_asking({}, tool_calls=[UNREAD[key]]), [ASKING[0], _turn("tool_call", json.dumps(UNREAD[key]))]):
         with pytest.raises(BadRecord) as refused:
             recognised({"messages": [*turns]})
