@@ -23,7 +23,7 @@ from training.laptop.open_cluster import Session
 from training.laptop.runs import CHECK
 from training.laptop.status import check_report
 from training.plan.calibration import Calibration, Ranks
-from training.plan.facts import Facts, Known, ModelMetadata, NodeHardware, rank_cards, read_facts
+from training.plan.facts import Known, NodeHardware, rank_cards
 from training.plan.layout import between, in_a_row
 from training.recipe.recipe import Recipe
 from training.run import comm_report
@@ -103,23 +103,6 @@ def program_command(launch: Launch, module: str, arguments: Sequence[str], *, fr
     argv = ["env", *settings, launch.python, "-m", module, *arguments]
     words = f"{run}/logs/prepare.log"
     return f"cd {run} && {{ {shlex.join(argv)} 2>{words} || {{ c=$?; cat {words}; exit $c; }}; }}"
-
-
-def find_facts(
-    cluster: Session,
-    launch: Launch,
-    recipe: Recipe,
-    prepared: Mapping[str, Any],
-    nodes: Sequence[NodeHardware],
-) -> Facts:
-    """What the plan is made from; `nodes` in rank order."""
-    folder = Path(launch.models) / recipe.model_dir
-    generation = bounded_json(
-        cluster.head.shell(f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'")
-    )
-    own = generation if isinstance(generation, dict) else {}
-    metadata = ModelMetadata(recipe.base_model, prepared["model"], own)
-    return read_facts(prepared, metadata, nodes, known_of(cluster, launch, nodes))
 
 
 def known_of(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:

@@ -29,7 +29,7 @@ from training.node import attached
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import LAUNCH, RECIPE
-from training.text.files import drop_unused, mark_used
+from training.text.files import GENERATION, drop_unused, mark_used, object_in
 from training.text.problems import FINISHED, AdapterError
 
 
@@ -96,6 +96,7 @@ def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[st
         "validation": reports.get(VALIDATION),
         "skipped": bad.shown,
         "model": config,
+        "generation": object_in(model_dir / GENERATION),
         "disk_free_gib": round(shutil.disk_usage(run).free / 2**30, 1),
     }
 

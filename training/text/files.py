@@ -157,7 +157,8 @@ TOKENIZER = (
 """Files that a tokenizer may consist of."""
 LICENCE = ("LICENSE*", "NOTICE*")
 """What goes wherever a model goes, and is no part of it."""
-SMALL = ("config.json", "generation_config.json", "*processor_config.json", *TOKENIZER)
+GENERATION = "generation_config.json"
+SMALL = ("config.json", GENERATION, "*processor_config.json", *TOKENIZER)
 MODEL = ("*.safetensors", "*.safetensors.index.json", *SMALL)
 """Files that a model consists of: weights, configuration, tokenizer, templates. What else lies in its folder changes
 nothing that is computed, and so not its hash."""

@@ -31,7 +31,7 @@ from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
 from training.data.sample import Bad, DataError
-from training.laptop import attach, base_model, head_node, new_run, preparing, runs, start_run, starting
+from training.laptop import attach, base_model, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
 from training.laptop.open_cluster import Session, launch_here
@@ -77,6 +77,7 @@ CONFIG = {
 PREPARED = {
     "report": REPORT,
     "model": CONFIG,
+    "generation": {},
     "outline": model_shape(CONFIG).to_outline(),
     "disk_free_gib": 100.0,
 }
@@ -161,15 +162,6 @@ def preparing_now(run: Path) -> list[str]:
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             found += [words] if words.startswith(wanted) else []
     return found
-
-
-@pytest.mark.parametrize(("content", "stops"), [('{"eos_token_id": [7, 8]}', {7, 8}), ("[7]", {2})])
-def test_stops_are_read_from_the_models_folder(run: Path, content: str, stops: set[int]):
-    (run / "tiny").mkdir()
-    (run / "tiny" / "generation_config.json").write_text(content)
-    place = Session(HereHead(run.parent))
-    nodes = head_node.of_nodes(place.head, launch(run))
-    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == stops
 
 
 def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):
