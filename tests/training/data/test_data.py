@@ -576,7 +576,7 @@ def test_a_weight_of_a_whole_record_may_be_text_as_a_csv_has_it(tmp_path, weight
     assert check(path, skip_bad=True).bad == bad
 
 
-@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u2060 \u00ad", "\x07\n"])
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u2060 \u00ad", "\x07\n", "\u3164", "\u2800\uffa0", "\ufe0f"])
 def test_an_answer_that_shows_nothing_is_empty(nothing):
     for record in (
         {"messages": [_turn("user", "a"), _turn("assistant", nothing)]},
