@@ -535,7 +535,7 @@ te2: [1] te2:377:400 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection 
 def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
     (run / "logs" / "launcher.log").write_text(NCCL)
     cluster = cluster_of(HereHead(run.parent))
-    attach.show_log(cluster, RUN, -1, facts=True, every_line=False)
+    attach.show_log(cluster, RUN, attach.LogPart.FACTS)
     counts = {line.strip() for line in capsys.readouterr().out.strip().splitlines()}
     assert counts == {
         "2 NCCL INFO Channel via NET/Socket/0",
@@ -544,7 +544,7 @@ def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
         "1 NCCL WARN socketProgress: Connection closed by remote peer te1<56938>",
     }
     (run / "logs" / "launcher.log").unlink()
-    attach.show_log(cluster, RUN, -1, facts=True, every_line=False)
+    attach.show_log(cluster, RUN, attach.LogPart.FACTS)
     assert capsys.readouterr().out.strip() == attach.NO_NCCL
 
 
@@ -583,10 +583,10 @@ def test_a_log_shows_once_what_the_ranks_wrote_since_the_last_start(run: Path, c
     for output in (EARLIER, WROTE.encode()):
         pass_on(io.BytesIO(output), run / "logs" / "launcher.log", queue.Queue(), threading.Event())
     cluster, lines = cluster_of(HereHead(run.parent)), WROTE.splitlines()
-    attach.show_log(cluster, RUN, -1, facts=False, every_line=False)
+    attach.show_log(cluster, RUN, attach.LogPart.OWN)
     assert capsys.readouterr().out.splitlines()[:-1] == [
         lines[number] for number in (3, 4, 10, 11, 13, 14, 17, 18, 21, 23, 22, 24)
     ]
-    attach.show_log(cluster, RUN, -1, facts=False, every_line=True)
+    attach.show_log(cluster, RUN, attach.LogPart.EVERY)
     everything = capsys.readouterr().out
     assert all(line in everything for line in (*EARLIER.decode().splitlines(), *lines))
