@@ -66,8 +66,13 @@ def media(who: str, kinds: Iterable[str], where: str = "") -> BadRecord:
 
 def turns_of(turns: Any, key: str) -> list[Turn]:
     """The turns that stand under `key` of a record. Raises BadRecord."""
-    if not isinstance(turns, list) or not turns:
-        raise BadRecord(f"{key} must be a list of at least one turn, found {kind_of(turns)}")
+    if isinstance(turns, list):
+        others = (f"{kind_of(turn)} as turn {n}" for n, turn in enumerate(turns, 1) if not isinstance(turn, dict))
+        wrong = next(others, "" if turns else "an empty list")
+    else:
+        wrong = f"an object of {', '.join(map(str, turns))}" if isinstance(turns, dict) else kind_of(turns)
+    if wrong:
+        raise BadRecord(f"{key} must be a list of turns, each an object with a role and a content, found {wrong}")
     return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
 
 
@@ -88,9 +93,7 @@ def speaker(turn: Any) -> Any:
     return turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
 
 
-def _turn(turn: Any, place: int) -> Turn:
-    if not isinstance(turn, dict):
-        raise BadRecord(f"turn {place} must be an object with a role and a content, found {kind_of(turn)}")
+def _turn(turn: dict[str, Any], place: int) -> Turn:
     speaker_name, calls = speaker(turn), _calls(turn, place)
     role = CALLED.get(speaker_name) if isinstance(speaker_name, str) else None
     if role is None:

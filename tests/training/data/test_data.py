@@ -148,6 +148,21 @@ def test_arguments_under_a_key_that_nobody_reads_or_beside_others_are_refused_by
 
 
 @pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        ({"prompt": "q", "chosen": ["yes"], "rejected": ["no"]}, {"chosen:", "text"}),
+        ({"chosen": "\n\nHuman: q", "rejected": "\n\nHuman: r"}, {"chosen", "rejected", "text", "turns"}),
+        ({"conversations": {"from": ["human", "gpt"], "value": ["q", "a"]}}, {"conversations", "from,", "value"}),
+        ({"prompt": ["q", "r"], "completion": ["a", "b"]}, {"completion", "text"}),
+    ],
+)
+def test_what_stands_in_place_of_turns_is_named_with_its_key(record, names):
+    with pytest.raises(BadRecord) as refused:
+        recognised(record)
+    assert names <= {*str(refused.value).split()}
+
+
+@pytest.mark.parametrize(
     ("bad", "more"),
     [
         (True, {"function_call": {"name": "other", "arguments": "{}"}}),
@@ -386,7 +401,7 @@ def test_plain_text_is_all_completion():
         ),
         ({"text": " "}, "text is empty"),
         ({"text": 4}, "text must be text, found number"),
-        ({"messages": []}, "at least one turn"),
+        ({"messages": []}, "an empty list"),
         ({"messages": [_turn("user", "x")]}, "no assistant turn"),
         ({"messages": [_turn("assistant", "x")]}, "no user turn"),
         ({"messages": [_turn("user", "x"), _turn("bot", "y")]}, "role 'bot'"),
