@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from inventory.node_program import ProgramError
+from inventory.node_program import ProgramError, ProgramRefused
 from inventory.shown import print_json
 from training.cost.pace import LINE_SHARE
 from training.cost.pipeline import stages_of
@@ -32,7 +32,6 @@ from training.run.folder import LOCAL_RUNS
 from training.run.launch import RUN_VARIABLE, Launch
 from training.text.counts import plain
 from training.text.files import bounded_json, within
-from training.text.problems import UNUSABLE
 
 PREPARE_S = 3 * 3600.0
 """Tokenising takes about a minute for 100 MB; what is larger was not meant for an evening."""
@@ -58,10 +57,10 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
     """
     with head.talk(prepare_command(launch, order)) as program:
         try:
-            prepared: dict[str, Any] = bounded_json(within(PREPARE_S, program.last_words).strip().splitlines()[-1])
+            *_, prepared = within(PREPARE_S, lambda: list(program.messages()))
+        except ProgramRefused as error:
+            raise DataError(renamed(str(error), order.names)) from error
         except ProgramError as error:
-            if error.code == UNUSABLE:
-                raise DataError(renamed("\n".join(error.said), order.names)) from error
             raise HeadError(f"preparing the data: {error}") from error
         except TimeoutError as error:
             raise HeadError(f"preparing the data on {head.name}: {error}") from error

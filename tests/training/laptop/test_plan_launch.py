@@ -109,26 +109,41 @@ def test_the_report_is_the_last_line_whatever_was_said_before(run: Path, tmp_pat
     assert (run / "logs" / "prepare.log").read_text() == "trouble\n"
 
 
-@pytest.mark.parametrize(("code", "error"), [(2, DataError), (1, HeadError), (137, HeadError)])
-def test_unusable_data_are_the_users_mistake_and_the_rest_is_not(run: Path, tmp_path: Path, code: int, error: Any):
+@pytest.mark.parametrize("code", [1, 2, 137])
+def test_a_preparation_that_fails_without_a_sentence_of_its_own_has_its_last_words(
+    run: Path, tmp_path: Path, code: int
+):
     python = python_that(tmp_path, f"echo 'line 3: not JSON' >&2; exit {code}")
-    with pytest.raises(error, match=r"line 3: not JSON$"):
+    with pytest.raises(HeadError, match=r"line 3: not JSON$"):
         preparing.prepare(HereHead(run.parent), launch(run, python), DataRequest())
 
 
+def test_unusable_data_are_the_users_mistake_without_what_libraries_warn_of(run: Path, tmp_path: Path):
+    (run / "recipe.toml").write_text("nothing = 1")
+    warns = "import sys, warnings; warnings.warn('of a library'); from training.node.prepare import main; main()"
+    python = python_that(tmp_path, f'shift 2; exec {sys.executable} -c "{warns}" "$@"')
+    with pytest.raises(DataError) as refused:
+        preparing.prepare(HereHead(run.parent), launch(run, python, PYTHONPATH=str(ROOT)), DataRequest())
+    assert refused.value.exit_code == 2
+    assert all(line.startswith(f"{run}/recipe.toml: ") for line in str(refused.value).splitlines())
+
+
 def test_the_head_prepares_in_the_ranks_environment_without_the_runs_mark(run: Path, tmp_path: Path):
-    python = python_that(tmp_path, 'printf \'["%s", "%s", "%s", "%s"]\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"')
+    python = python_that(
+        tmp_path, 'printf \'{"is": ["%s", "%s", "%s", "%s"]}\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"'
+    )
     marked = launch(run, python, SPOTUNE_RUN=str(run), HF_HUB_OFFLINE="1", A="b c")
     said = preparing.prepare(HereHead(run.parent), marked, DataRequest(skip_bad=True))
-    assert said == ["", "1", "b c", f"-m training.node.prepare --run {run} --attached --skip-bad"]
+    assert said["is"] == ["", "1", "b c", f"-m training.node.prepare --run {run} --attached --skip-bad"]
 
 
 def test_data_of_the_hub_are_fetched_from_the_endpoint_that_is_set_here(run: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    python = python_that(tmp_path, 'printf \'["%s", "%s"]\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
+    python = python_that(tmp_path, 'printf \'{"is": ["%s", "%s"]}\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
     offline = launch(run, python, HF_HUB_OFFLINE="1")
-    assert preparing.prepare(HereHead(run.parent), offline, DataRequest(from_hub=True)) == ["", "http://mirror"]
+    prepared = preparing.prepare(HereHead(run.parent), offline, DataRequest(from_hub=True))
+    assert prepared == {"is": ["", "http://mirror"]}
 
 
 @pytest.fixture(params=["here", "over ssh"])
