@@ -36,7 +36,8 @@ from training.text.files import bounded_json, within
 PREPARE_S = 3 * 3600.0
 """Tokenising takes about a minute for 100 MB; what is larger was not meant for an evening."""
 ONE_MACHINE = 20e9
-"""Bytes a second between two GPUs of one machine, over PCIe 4."""
+"""Bytes a second between two ranks of one machine: what GPUs do over PCIe 4."""
+ASSUMED = "an assumption for ranks of one machine"
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def known(
     if measured and (newest := max(measured))[1]:
         return Known(newest[1], newest[2], made)
     if nodes == 1:
-        return Known(ONE_MACHINE, "what PCIe 4 does", made)
+        return Known(ONE_MACHINE, ASSUMED, made)
     if line_rate_gbps is None:
         return Known(None, "", made)
     return Known(LINE_SHARE * line_rate_gbps / 8 * 1e9, "its promised line rate", made)

@@ -308,4 +308,7 @@ def plan_run(
     show_plan(plan, every_check=dry)
     if plan.errors:
         raise PlanError("\n".join(plan.errors))
+    if dry:
+        warnings = sum(check.severity == "warning" for check in plan.checks)
+        print(f"it can start, with {many(warnings, 'warning')}: the same command without --dry starts it")
     return plan

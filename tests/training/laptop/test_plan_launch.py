@@ -246,7 +246,8 @@ def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, cap
     head = Recorded(tmp_path / "runs")
     assert start(head, monkeypatch, PREPARED, dry=True) is None
     assert head.started is None and list(head.runs.iterdir()) == []
-    assert "ok      dtype" in capsys.readouterr().out
+    *checks, verdict = capsys.readouterr().out.splitlines()
+    assert "ok      dtype: bfloat16" in checks and "--dry" in verdict.split()
 
 
 BAD = {**PREPARED, "report": {**REPORT, "samples": 15}}
