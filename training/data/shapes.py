@@ -312,10 +312,7 @@ def _apart(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[dict[str, Any
             rest = {**rest, "prompt": rest[key]}
     prompt, texts = rest.get("prompt"), any(isinstance(answer, str) for answer in answers.values())
     if prompt is None and "instruction" not in rest:
-        raise BadRecord(
-            f"chosen and rejected are {' and '.join(map(kind_of, answers.values()))} without a question: name it as "
-            "prompt, or begin both with it, as lists of turns"
-        )
+        raise BadRecord("chosen and rejected lack a question: write it as prompt, or as the first turns of both lists")
     if isinstance(prompt, list) and texts and any(key in rest for key in TALKS):
         answers = {key: _as_turns(answer) for key, answer in answers.items()}
     if isinstance(prompt, str) and not texts:

@@ -227,11 +227,6 @@ def upload_new_run(head: Head, launch: Launch, files: Mapping[str, Path | str]) 
     upload(head, launch, {**code_files(), **launch_files(launch), **files})
 
 
-def upload_plan(head: Head, launch: Launch, plan: str) -> None:
-    """The last files of a run that is ready to start: its plan, and its launch as that wants it."""
-    upload(head, launch, {PLAN: plan, **launch_files(launch)})
-
-
 def resumed_launch(cluster: Session, run_id: str, force: bool) -> Launch:
     """How a run goes on from its newest checkpoint, on the nodes there are now."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)

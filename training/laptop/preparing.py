@@ -56,7 +56,8 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
 
     Whoever stops waiting, by Ctrl-C or by going away, ends it.
     """
-    with head.talk(prepare_command(launch, order)) as program:
+    arguments = ["--run", launch.run_dir, "--attached", *(["--skip-bad"] if order.skip_bad else [])]
+    with head.talk(program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)) as program:
         try:
             *_, prepared = within(PREPARE_S, lambda: list(program.messages()))
         except ProgramRefused as error:
@@ -82,12 +83,6 @@ def order_of(head: Head, run_dir: str) -> DataRequest:
         "\n"
     )
     return DataRequest(skip_bad=bounded_json(report)["report"]["bad"] > 0, from_hub=bool(pointer))
-
-
-def prepare_command(launch: Launch, order: DataRequest) -> str:
-    """A shell command that prints the report, or what is wrong."""
-    arguments = ["--run", launch.run_dir, "--attached", *(["--skip-bad"] if order.skip_bad else [])]
-    return program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)
 
 
 def program_command(launch: Launch, module: str, arguments: Sequence[str], *, from_hub: bool) -> str:

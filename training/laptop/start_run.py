@@ -45,7 +45,7 @@ from training.plan.facts import NodeHardware, read_facts
 from training.plan.predict import Plan, make_plan
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
-from training.run.folder import RECIPE
+from training.run.folder import PLAN, RECIPE
 from training.run.launch import Launch
 from training.text.counts import many
 from training.text.deferred import deferred
@@ -272,7 +272,8 @@ def _prepare_start(
     digest = str(base.record["hash"])
     if plan.recipe != recipe:
         new_run.upload(head, launch, {RECIPE: plan.recipe.to_toml()})
-    new_run.upload_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
+    promised = plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted)
+    new_run.upload(head, launch, {PLAN: promised, **new_run.launch_files(launch)})
     try:
         if remember(base.record, recipe.base_model, recipe.revision):
             print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")

@@ -151,7 +151,7 @@ def test_arguments_under_a_key_that_nobody_reads_or_beside_others_are_refused_by
     ("record", "names"),
     [
         ({"prompt": "q", "chosen": ["yes"], "rejected": ["no"]}, {"chosen:", "text"}),
-        ({"chosen": "\n\nHuman: q", "rejected": "\n\nHuman: r"}, {"chosen", "rejected", "text", "turns"}),
+        ({"chosen": "\n\nHuman: q", "rejected": "\n\nHuman: r"}, {"chosen", "rejected", "prompt,", "turns"}),
         ({"conversations": {"from": ["human", "gpt"], "value": ["q", "a"]}}, {"conversations", "from,", "value"}),
         ({"prompt": ["q", "r"], "completion": ["a", "b"]}, {"completion", "text"}),
     ],
