@@ -23,6 +23,7 @@ from invoke.parser.context import to_flag
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import only_json_on_stdout, show_plainly
 from inventory.state import state_folder
+from training.text.internet import wrong_seconds
 
 WORDS = {int: "a whole number", float: "a number"}
 
@@ -57,6 +58,8 @@ def sentences(interrupted: str = "interrupted") -> Iterator[None]:
             where = error.filename or state_folder()
             way = "spotune needs a folder that it can write, on a disk with room and file locks: XDG_STATE_HOME, TMPDIR"
             raise Exit(f"{where}: {error.strerror}; {way}", code=FAILURE) from error
+        if code is None and isinstance(error, ValueError) and (wrong := wrong_seconds()):
+            raise Exit(wrong, code=USER_MISTAKE) from error
         if code is None:
             raise
         raise Exit(str(error), code=code) from error

@@ -10,6 +10,7 @@ import contextlib
 import json
 import shlex
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from paramiko.channel import ChannelFile, ChannelStdinFile
 from inventory import ssh
 from inventory.errors import USER_MISTAKE, InventoryError
 from inventory.nodes import Node
+from inventory.shown import shown
 from training.text.files import Frame
 
 LAST_WORDS = 5
@@ -111,7 +113,8 @@ class Program:
         raise ProgramError(f"{self.where}: the program was ended: {what} has more than {most} characters")
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it tells in JSON, until it ends. Raises ProgramRefused for its mistake, ProgramError where it failed."""
+        """What it tells in JSON, until it ends; a note goes to stderr. Raises ProgramRefused for its mistake,
+        ProgramError where it failed."""
         words: deque[str] = deque(maxlen=LAST_WORDS)
         for line in self.lines():
             message = _message(line)
@@ -120,6 +123,9 @@ class Program:
                 continue
             if "mistake" in message:
                 raise ProgramRefused(message["mistake"])
+            if "note" in message:
+                print(shown(str(message["note"])), file=sys.stderr)
+                continue
             yield message
         self._ended(words)
 

@@ -11,7 +11,9 @@ from pydantic_core import PydanticUndefined
 import fabfile
 from inventory.settings import load_settings
 from tests.support.pages import CHINESE, ROOT, english_of, figures_of, led_to, sections, text_of
-from training.models.names import recipe_names
+from training.laptop.plan_options import PlanWish, plan_question
+from training.models.names import load_recipe, recipe_names
+from training.plan.options import choose
 from training.recipe.recipe import NOT_COMPUTED, Recipe
 from training.recipe.tables import Table
 
@@ -187,6 +189,19 @@ def test_the_example_of_cluster_toml_in_the_docs_can_be_read(tmp_path):
     example = re.search(r"```toml\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL)[1]
     (tmp_path / "cluster.toml").write_text(example, encoding="utf-8")
     assert load_settings(tmp_path / "cluster.toml").aliyun.nodes == 4
+
+
+def test_the_machine_of_the_example_in_the_readmes_holds_the_model_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in READMES:
+        (example,) = re.findall(r"```toml\n(.*?)```", text_of(name), re.DOTALL)
+        (tmp_path / "cluster.toml").write_text(example, encoding="utf-8")
+        settings = load_settings(tmp_path / "cluster.toml")
+        (model,) = settings.models.names
+        assert ["fab", "train", "--model", model, "--data", "conversations.jsonl"] in commands(name)
+        question = plan_question(settings, load_recipe(model), PlanWish())
+        assert choose(question.shape, question.recipe, question.machines, None, question.wish.free).chosen
 
 
 def test_both_languages_have_the_same_figures():

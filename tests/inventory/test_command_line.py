@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +302,18 @@ def test_every_error_of_the_control_sides_folders_says_its_exit_code():
 def test_an_error_nobody_expected_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), sentences():
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"])
+def test_seconds_that_the_hubs_client_cannot_be_imported_with_are_a_mistake_of_the_user(monkeypatch, name):
+    monkeypatch.setenv(name, "abc")
+    with pytest.raises(Exit) as caught, sentences():
+        runpy.run_module("huggingface_hub.constants")
+    assert caught.value.code == 2 and name in caught.value.message
+    monkeypatch.setenv(name, " 7 ")
+    with pytest.raises(UnicodeError), sentences():
+        runpy.run_module("huggingface_hub.constants")
+        b"\xff".decode()
 
 
 @pytest.mark.parametrize(

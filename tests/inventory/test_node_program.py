@@ -28,6 +28,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     if asked == "leave": sys.exit(0)
     if asked == "mistake": print(json.dumps({"mistake": "no such thing"}), flush=True); sys.exit(2)
+    if asked == "note": print(json.dumps({"note": "by the way"}), flush=True)
     if asked == "break": sys.exit("it is broken")
     print(json.dumps({"heard": asked}, ensure_ascii=False), flush=True)
 """
@@ -67,6 +68,14 @@ def test_a_mistake_is_the_programs_own_sentence(talk: Program):
     talk.send("mistake")
     with pytest.raises(ProgramRefused, match=r"^no such thing$"):
         next(messages)
+
+
+def test_a_note_goes_to_stderr_and_is_no_answer(talk: Program, capsys):
+    messages = talk.messages()
+    next(messages)
+    talk.send("note")
+    assert next(messages) == {"heard": "note"}
+    assert capsys.readouterr() == ("", "by the way\n")
 
 
 def test_a_failure_has_the_last_words_and_the_code(talk: Program):

@@ -18,6 +18,8 @@ PIECE = 1 << 20
 """Characters read at a time, at least."""
 VALUE_LIMIT = 64 * 2**20
 """Characters of one value, as bytes of a line: what is longer is no record."""
+UNSEEN = {"Cc", "Cf", "Cn", "Mn"}
+"""Unicode's categories of characters that show nothing by themselves."""
 _BLANK = re.compile(r"[ \t\n\r\ufeff]*")
 """Between values; also the byte order mark of a file that was put behind another."""
 
@@ -89,8 +91,10 @@ def worded(value: Any, what: str) -> str:
 
 
 def is_worded(text: str) -> bool:
-    """Whether it holds a character that can be seen: neither white space nor a mark of format, as U+200B."""
-    return any(not char.isspace() and unicodedata.category(char) not in {"Cf", "Cc"} for char in text)
+    """Whether it holds a character that can be seen by itself: neither white space nor a mark of format, as U+200B, nor
+    a mark on another character, nor what Unicode calls a filler or a blank, as U+3164 and U+2800."""
+    letters = (char for char in text if not char.isspace() and unicodedata.category(char) not in UNSEEN)
+    return any(not unicodedata.name(char, "").endswith(("FILLER", "BLANK")) for char in letters)
 
 
 def kind_of(value: Any) -> str:

@@ -303,7 +303,8 @@ def _preference(record: Mapping[str, Any]) -> Record:
 def _apart(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The prompt in the one key that it stands under, and the answers without it. Where all is in the answers a prompt
     says it once more, as in UltraFeedback's binarized form."""
-    whole = all(isinstance(turns, list) and turns and not _is_answer(turns[0]) for turns in answers.values())
+    talks = all(isinstance(turns, list) and turns and isinstance(turns[0], dict) for turns in answers.values())
+    whole = talks and not any(_is_answer(turns[0]) for turns in answers.values())
     if whole and not isinstance(rest.get("prompt"), list):
         return _without_beginning(rest, answers)
     for key in TALKS:
@@ -311,7 +312,7 @@ def _apart(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[dict[str, Any
             rest = {**rest, "prompt": rest[key]}
     prompt, texts = rest.get("prompt"), any(isinstance(answer, str) for answer in answers.values())
     if prompt is None and "instruction" not in rest:
-        raise BadRecord("chosen and rejected need a prompt")
+        raise BadRecord("chosen and rejected lack a question: write it as prompt, or as the first turns of both lists")
     if isinstance(prompt, list) and texts and any(key in rest for key in TALKS):
         answers = {key: _as_turns(answer) for key, answer in answers.items()}
     if isinstance(prompt, str) and not texts:

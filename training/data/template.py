@@ -17,7 +17,7 @@ from training.data import probe
 from training.data.sample import BadRecord, DataError
 from training.data.turns import THOUGHT, Turn
 from training.recipe.tables import USUAL
-from training.text.files import object_in, token_ids
+from training.text.files import GENERATION, object_in, token_ids
 
 RENDER_S = 10.0
 """For a conversation; one of a million characters takes a tenth of a second."""
@@ -291,7 +291,7 @@ def special_tokens(tokenizer: Any) -> set[str]:
 
 def generation_ends(tokenizer: Any) -> list[str]:
     """The tokens at which the model stops by the generation_config.json beside its tokenizer, which may name none."""
-    generation = object_in(Path(tokenizer.name_or_path) / "generation_config.json", json.loads)
+    generation = object_in(Path(tokenizer.name_or_path) / GENERATION, json.loads)
     tokens = tokenizer.convert_ids_to_tokens(token_ids(generation.get("eos_token_id")))
     return [token for token in tokens if token is not None]
 

@@ -66,8 +66,13 @@ def media(who: str, kinds: Iterable[str], where: str = "") -> BadRecord:
 
 def turns_of(turns: Any, key: str) -> list[Turn]:
     """The turns that stand under `key` of a record. Raises BadRecord."""
-    if not isinstance(turns, list) or not turns:
-        raise BadRecord(f"{key} must be a list of at least one turn, found {kind_of(turns)}")
+    if isinstance(turns, list):
+        others = (f"{kind_of(turn)} as turn {n}" for n, turn in enumerate(turns, 1) if not isinstance(turn, dict))
+        wrong = next(others, "" if turns else "an empty list")
+    else:
+        wrong = f"an object of {', '.join(map(str, turns))}" if isinstance(turns, dict) else kind_of(turns)
+    if wrong:
+        raise BadRecord(f"{key} must be a list of turns, each an object with a role and a content, found {wrong}")
     return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
 
 
@@ -88,9 +93,7 @@ def speaker(turn: Any) -> Any:
     return turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
 
 
-def _turn(turn: Any, place: int) -> Turn:
-    if not isinstance(turn, dict):
-        raise BadRecord(f"turn {place} must be an object with a role and a content, found {kind_of(turn)}")
+def _turn(turn: dict[str, Any], place: int) -> Turn:
     speaker_name, calls = speaker(turn), _calls(turn, place)
     role = CALLED.get(speaker_name) if isinstance(speaker_name, str) else None
     if role is None:
@@ -182,16 +185,19 @@ def _tool_call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRecord(f"a tool call of turn {place} needs a function with a name")
-    key = next((key for key in ARGUMENTS if key in function), "")
-    arguments = _unpacked(function.get(key), f"{key} of a tool call", place)  # OpenAI writes them as text
-    if arguments is None:
-        if other := (call.keys() | function.keys()) - {key, *_OF_CALL}:
-            names = " and ".join(sorted(other))
-            raise BadRecord(f"the function of a tool call of turn {place} has no arguments, and {names} is not read")
-        arguments = {}
+    spellings = [(holder.get(key), f"{key} of a tool call") for holder in (call, function) for key in ARGUMENTS]
+    values = [_unpacked(value, key, place) for value, key in spellings]  # OpenAI writes them as text
+    written = [value for value in values if value is not None]
+    if not written and (other := (call.keys() | function.keys()) - {*ARGUMENTS, *_OF_CALL}):
+        names = " and ".join(sorted(other))
+        raise BadRecord(f"the function of a tool call of turn {place} has no arguments, and {names} is not read")
+    filled = [value for value in written if value != {}] or [{}]
+    arguments = filled[0]
+    if any(value != arguments for value in filled):
+        raise BadRecord(f"a tool call of turn {place} has different {' and '.join(ARGUMENTS)}")
     if not isinstance(arguments, dict):
-        raise BadRecord(f"the {key} of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
-    as_json(arguments, f"the {key} of a tool call of turn {place}")
+        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
+    as_json(arguments, f"the arguments of a tool call of turn {place}")
     normalised: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(name := _numbered(call.get("id")), str):
         normalised["id"] = name

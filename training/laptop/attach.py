@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 
 from training.cost.shape import read_outline
@@ -21,7 +22,7 @@ from training.laptop.status import progress
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
-from training.run.folder import LOCAL_RUNS, METRICS, RECIPE, REPORT, STATUS, parse_status
+from training.run.folder import LOCAL_RUNS, METRICS, RECIPE, REPORT, STATUS, own_lines, parse_status
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
 from training.text.counts import size_text
@@ -203,19 +204,31 @@ def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = Fal
     collect_results(head, run_id, full)
 
 
-def show_log(cluster: Session, run_id: str, rank: int, facts: bool, every_line: bool) -> None:
-    """The end of a run's log and how it ended; a rank's own, from its node; or what NCCL said. `every_line`: of all
-    starts, as it was written."""
+class LogPart(Enum):
+    """What is shown of a run's log, by the flag of `fab logs` that asks for it."""
+
+    OWN = ""
+    """What the ranks wrote since the last start, and how the run ended."""
+    EVERY = "--all"
+    """All starts, as it was written, and how the run ended."""
+    FACTS = "--facts"
+    """What NCCL said."""
+    RANK = "--rank"
+    """One rank's own log, from its node."""
+
+
+def show_log(cluster: Session, run_id: str, part: LogPart, rank: int = -1) -> None:
+    """Print it; `rank` for LogPart.RANK."""
     head = cluster.head
-    if rank >= 0:
+    if part is LogPart.RANK:
         launch = runs.read_launch(head, run_id)
         command = runs.rank_log_command(launch, rank)
         print(cluster.ask(launch.host_of(rank).name, command))
-    elif facts:
+    elif part is LogPart.FACTS:
         print(runs.nccl_log(head, run_id) or NO_NCCL)
     else:
         log = runs.log(head, run_id)
-        for line in log.splitlines() if every_line else runs.own_lines(log)[-LOG_LINES:]:
+        for line in log.splitlines() if part is LogPart.EVERY else own_lines(log)[-LOG_LINES:]:
             print(line)
         print(ending(run_id, runs.look(head, run_id)))
 

@@ -140,7 +140,7 @@ def _without(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]
     return {key: value for key, value in config.items() if key not in keys} | text
 
 
-TOKENIZER, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
+TOKENIZER, CONFIG = "tokenizer_config.json", "config.json"
 VOCABULARY = "tokenizer.json"
 NUMBERED = "added_tokens_decoder"
 """Where tokenizer_config.json lists special tokens by their numbers; transformers 5 writes none there."""

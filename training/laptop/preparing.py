@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from inventory.node_program import ProgramError
+from inventory.node_program import ProgramError, ProgramRefused
 from inventory.shown import print_json
 from training.cost.pace import LINE_SHARE
 from training.cost.pipeline import stages_of
@@ -23,7 +23,7 @@ from training.laptop.open_cluster import Session
 from training.laptop.runs import CHECK
 from training.laptop.status import check_report
 from training.plan.calibration import Calibration, Ranks
-from training.plan.facts import Facts, Known, ModelMetadata, NodeHardware, rank_cards, read_facts
+from training.plan.facts import Known, NodeHardware, rank_cards
 from training.plan.layout import between, in_a_row
 from training.recipe.recipe import Recipe
 from training.run import comm_report
@@ -32,12 +32,12 @@ from training.run.folder import LOCAL_RUNS
 from training.run.launch import RUN_VARIABLE, Launch
 from training.text.counts import plain
 from training.text.files import bounded_json, within
-from training.text.problems import UNUSABLE
 
 PREPARE_S = 3 * 3600.0
 """Tokenising takes about a minute for 100 MB; what is larger was not meant for an evening."""
 ONE_MACHINE = 20e9
-"""Bytes a second between two GPUs of one machine, over PCIe 4."""
+"""Bytes a second between two ranks of one machine: what GPUs do over PCIe 4."""
+ASSUMED = "an assumption for ranks of one machine"
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
 
     Whoever stops waiting, by Ctrl-C or by going away, ends it.
     """
-    with head.talk(prepare_command(launch, order)) as program:
+    arguments = ["--run", launch.run_dir, "--attached", *(["--skip-bad"] if order.skip_bad else [])]
+    with head.talk(program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)) as program:
         try:
-            prepared: dict[str, Any] = bounded_json(within(PREPARE_S, program.last_words).strip().splitlines()[-1])
+            *_, prepared = within(PREPARE_S, lambda: list(program.messages()))
+        except ProgramRefused as error:
+            raise DataError(renamed(str(error), order.names)) from error
         except ProgramError as error:
-            if error.code == UNUSABLE:
-                raise DataError(renamed("\n".join(error.said), order.names)) from error
             raise HeadError(f"preparing the data: {error}") from error
         except TimeoutError as error:
             raise HeadError(f"preparing the data on {head.name}: {error}") from error
@@ -84,12 +85,6 @@ def order_of(head: Head, run_dir: str) -> DataRequest:
     return DataRequest(skip_bad=bounded_json(report)["report"]["bad"] > 0, from_hub=bool(pointer))
 
 
-def prepare_command(launch: Launch, order: DataRequest) -> str:
-    """A shell command that prints the report, or what is wrong."""
-    arguments = ["--run", launch.run_dir, "--attached", *(["--skip-bad"] if order.skip_bad else [])]
-    return program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)
-
-
 def program_command(launch: Launch, module: str, arguments: Sequence[str], *, from_hub: bool) -> str:
     """A shell command that runs one of our programs in a run's folder, as its ranks will run; where it fails it prints
     why. `from_hub`: it downloads data."""
@@ -103,23 +98,6 @@ def program_command(launch: Launch, module: str, arguments: Sequence[str], *, fr
     argv = ["env", *settings, launch.python, "-m", module, *arguments]
     words = f"{run}/logs/prepare.log"
     return f"cd {run} && {{ {shlex.join(argv)} 2>{words} || {{ c=$?; cat {words}; exit $c; }}; }}"
-
-
-def find_facts(
-    cluster: Session,
-    launch: Launch,
-    recipe: Recipe,
-    prepared: Mapping[str, Any],
-    nodes: Sequence[NodeHardware],
-) -> Facts:
-    """What the plan is made from; `nodes` in rank order."""
-    folder = Path(launch.models) / recipe.model_dir
-    generation = bounded_json(
-        cluster.head.shell(f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'")
-    )
-    own = generation if isinstance(generation, dict) else {}
-    metadata = ModelMetadata(recipe.base_model, prepared["model"], own)
-    return read_facts(prepared, metadata, nodes, known_of(cluster, launch, nodes))
 
 
 def known_of(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:
@@ -155,7 +133,7 @@ def known(
     if measured and (newest := max(measured))[1]:
         return Known(newest[1], newest[2], made)
     if nodes == 1:
-        return Known(ONE_MACHINE, "what PCIe 4 does", made)
+        return Known(ONE_MACHINE, ASSUMED, made)
     if line_rate_gbps is None:
         return Known(None, "", made)
     return Known(LINE_SHARE * line_rate_gbps / 8 * 1e9, "its promised line rate", made)

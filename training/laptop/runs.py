@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import launch_here
 from training.laptop.starting import under_way
 from training.run.checkpoint_files import wanted_step
-from training.run.events import EVENTS, MARK, Told, parse_rows
+from training.run.events import EVENTS, Told, parse_rows
 from training.run.folder import (
     CHECKPOINTS,
     LAUNCH,
-    LAUNCH_MARK,
     LAUNCHER_LOG,
     PLAN,
     PROVE,
@@ -70,41 +68,11 @@ def nccl_log(head: Head, run_id: str) -> str:
 
 
 LOG_BYTES = 1 << 18
-_LINE = re.compile(r"^(?:[\w.-]+: )?(?:\[(?P<rank>\d+)\] )?(?:\[rank\d+\]: )?(?P<text>.*)$", re.MULTILINE)
-"""Before what was written: its node and rank, and where torch wrote it the rank again; none before ssh's own words."""
-_NOISE = re.compile(rf"\s*$|{MARK}|.*(\[INFO\] \[(launch|runner|multinode_runner)\.py:| NCCL INFO )")
-"""Nothing, events, DeepSpeed's launcher at work, and what NCCL says of itself."""
-_WARNING = re.compile(r": \w*Warning: ")
 
 
 def log(head: Head, run_id: str) -> str:
     """The last LOG_BYTES of what a run's ranks and their launcher wrote, over all its starts."""
     return head.shell(f"tail -c {LOG_BYTES} {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
-
-
-def own_lines(text: str) -> list[str]:
-    """What the ranks wrote since the last start, of a log: once what several of them wrote alike, and once a warning of
-    a library. Indented lines go with the line before them."""
-    blocks: list[list[re.Match[str]]] = []
-    last_of: dict[str, list[re.Match[str]]] = {}
-    for line in _LINE.finditer(text.rpartition(f"{LAUNCH_MARK}\n")[2]):
-        if _NOISE.match(line["text"]):
-            continue
-        if line["text"].startswith(" ") and line["rank"] in last_of:
-            last_of[line["rank"]].append(line)
-        else:
-            last_of[line["rank"]] = [line]
-            blocks.append(last_of[line["rank"]])
-    lines: list[str] = []
-    of_rank: Counter[tuple[str, str]] = Counter()
-    shown: Counter[str] = Counter()
-    for block in blocks:
-        words = "\n".join(line["text"] for line in block)
-        of_rank[block[0]["rank"], words] += 1
-        if shown[words] < (1 if _WARNING.search(words) else of_rank[block[0]["rank"], words]):
-            shown[words] += 1
-            lines += [line[0] for line in block]
-    return lines
 
 
 def events(head: Head, run_id: str) -> list[Told]:

@@ -41,7 +41,7 @@ from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.models.lock import LOCK, remember
 from training.models.names import ID, all_listed, has_recipe, is_folder, load_recipe
 from training.plan.data_checks import for_rows, short_warmup, shortened
-from training.plan.facts import NodeHardware
+from training.plan.facts import NodeHardware, read_facts
 from training.plan.predict import Plan, make_plan
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
@@ -296,7 +296,7 @@ def plan_run(
     epochs are is known from here on: a warm-up that is no shorter is cut, unless it is `named`."""
     print(f"preparing the data on {cluster.head.name}: tokenised and packed once, then kept", flush=True)
     prepared = preparing.prepare(cluster.head, launch, wanted)
-    facts = preparing.find_facts(cluster, launch, recipe, prepared, nodes)
+    facts = read_facts(prepared, nodes, preparing.known_of(cluster, launch, nodes))
     rows = facts.report["rows"]
     if rows and WARMUP not in named and (fitting := for_rows(recipe, rows)) != recipe:
         print(shortened(recipe.total_steps(rows), recipe.optimizer.warmup_steps), file=sys.stderr)
@@ -308,4 +308,7 @@ def plan_run(
     show_plan(plan, every_check=dry)
     if plan.errors:
         raise PlanError("\n".join(plan.errors))
+    if dry:
+        warnings = sum(check.severity == "warning" for check in plan.checks)
+        print(f"it can start, with {many(warnings, 'warning')}: the same command without --dry starts it")
     return plan

@@ -265,10 +265,14 @@ def logs(
     here: bool = False,
 ) -> None:
     """Show the log of a run or of one rank; --follow shows progress."""
+    flags = {"--rank": rank >= 0, "--facts": facts, "--all": all, "--follow": follow}
+    chosen = [flag for flag, is_set in flags.items() if is_set]
     with sentences(), open_cluster.open_cluster(here) as cluster:
+        if chosen[1:]:
+            raise launch.LaunchError(f"{' and '.join(chosen)}: one of them at a time")
         run_id = runs.find(cluster.head, run or None)
-        if rank >= 0 or facts or all or not follow:
-            attach.show_log(cluster, run_id, rank, facts, all)
+        if not follow:
+            attach.show_log(cluster, run_id, attach.LogPart("".join(chosen)), rank)
             return
         with rental.lease_extended(cluster):
             seen = lost_machines.followed(cluster, run_id)

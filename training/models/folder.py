@@ -19,7 +19,7 @@ from training.models.hub import HubError, file_name
 from training.recipe.model_types import too_large
 from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.folder import write_atomically
-from training.text.files import ADAPTER_CONFIG, STATE, model_files, object_in
+from training.text.files import ADAPTER_CONFIG, INDEX, SINGLE, STATE, model_files, object_in
 from training.text.problems import AdapterError
 
 FOLDER = "folder:"
@@ -48,8 +48,6 @@ def state_of(folder: Path) -> str:
     return sha256(f"{folder}\n{state}".encode()).hexdigest()
 
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 NESTED = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
 """How names begin of a text part beside others, in models of transformers 5 and in files, and how where it is alone."""
 AGAIN = "copy or fetch it again"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from peft.tuners.lora import LoraModel
+from peft.tuners.lora import LoraLayer, LoraModel
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -250,3 +250,15 @@ def _adapted(target: nn.Module, adapter_name: str, *, config: LoraConfig, **how:
     usual._custom_modules = None
     made: nn.Module = LoraModel._create_new_module(usual, adapter_name, target, **how | {"parameter_name": None})
     return made
+
+
+def refuse_lengths_of_zero(model: nn.Module, folder: Path) -> None:
+    """RecipeError for a DoRA of rows that are all zero: it divides by their length, here and wherever it is loaded."""
+    for path, module in model.named_modules():
+        for magnitude in module.lora_magnitude_vector.values() if isinstance(module, LoraLayer) else ():
+            if not magnitude.weight.is_meta and not magnitude.weight.all():
+                name = path.rpartition(".")[2]
+                raise RecipeError(
+                    f"lora.dora: {folder.name} has rows of zeros in {name}, which DoRA cannot scale; "
+                    "name other modules in lora.targets, or take lora.dora=false"
+                )

@@ -149,11 +149,10 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if recipe.tuning == "full":
         return base.train()
     # fp32 adapters would cost two thirds more activation memory; the optimizer's own copy is fp32 anyway.
-    with (
-        warnings.catch_warnings()
-    ):  # PEFT looks for the ranks of experts among modules alone; that they hold a test says
+    with warnings.catch_warnings():  # PEFT looks for the ranks of experts among modules alone; a test says they hold
         warnings.filterwarnings("ignore", "The following rank_pattern keys did not match", RuntimeWarning)
         adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
+    architecture.refuse_lengths_of_zero(adapted, model_dir)
     init_adapter(adapted, recipe.seed)
     return adapted.train()
 

@@ -20,14 +20,13 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from training.models.folder import INDEX, SINGLE, entries, shard_names
-from training.node.adapter.decoding import GENERATION
+from training.models.folder import entries, shard_names
 from training.node.adapter.weights import ExpertPart, first_hole, pieces_of
 from training.node.architecture import ROUTERS, build, config_of, expert_parameters, experts_modules, text_layers
 from training.recipe.recipe import RecipeError
 from training.recipe.tables import NF4
 from training.text.counts import size_text
-from training.text.files import half_made, seal
+from training.text.files import GENERATION, INDEX, SINGLE, half_made, seal
 from training.text.problems import AdapterError
 
 BLOCK, BLOCK_OF_SCALES = 64, 256

@@ -5,7 +5,7 @@
 reads recipe.toml and data/ of the run folder and the tokenizer of the base model; makes data/prepared/train and,
 where the recipe keeps some records for validation, data/prepared/validation, from a cache if they were made
 before. Writes data/report.json and prints the same, one line of JSON, last. Exit code 2 where the data cannot be
-trained on, with the reasons on stderr.
+trained on, with the reasons on stderr, or with --attached as `mistake`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import ModelShape, PlanError
+from training.cost.shape import ModelShape
 from training.data import hub, limits
 from training.data.sample import CURE, Bad, DataError
 from training.models.folder import read_config, shape_of
 from training.node import attached
 from training.recipe.reading import read_recipe
-from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.recipe import Recipe
 from training.run.folder import LAUNCH, RECIPE
-from training.text.files import drop_unused, mark_used
-from training.text.problems import FINISHED, AdapterError
+from training.text.files import GENERATION, drop_unused, mark_used, object_in
 
 
 def main() -> None:
@@ -41,13 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()
-    try:
-        answer = prepare(args.run.resolve(), args.skip_bad)
-    except (AdapterError, RecipeError, DataError, PlanError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    print(json.dumps(answer, ensure_ascii=False), flush=True)
-    sys.exit(FINISHED)
+    sys.exit(attached.run(lambda: attached.tell(**prepare(args.run.resolve(), args.skip_bad)), args.attached))
 
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
@@ -96,6 +89,7 @@ def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[st
         "validation": reports.get(VALIDATION),
         "skipped": bad.shown,
         "model": config,
+        "generation": object_in(model_dir / GENERATION),
         "disk_free_gib": round(shutil.disk_usage(run).free / 2**30, 1),
     }
 

@@ -157,17 +157,6 @@ def _measured(base: PlannedMachines, made: Calibration, card: str | None) -> Pla
     return base
 
 
-@dataclass(frozen=True)
-class ModelMetadata:
-    """What a base model's folder says of it."""
-
-    name: str
-    config: Mapping[str, Any]
-    """config.json."""
-    generation: Mapping[str, Any]
-    """generation_config.json; empty where there is none."""
-
-
 ROOM_OF_A_NODE = 1 * GIB
 """For a run's code and data on any node, and what it writes there."""
 
@@ -220,23 +209,21 @@ class Facts(Known):
         return self.report[key] / max(1, self.report["records"])
 
 
-def stop_tokens(metadata: ModelMetadata, tokenizer_eos: int | None) -> frozenset[int]:
+def stop_tokens(generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_eos: int | None) -> frozenset[int]:
     """The end-of-sequence ids of generation_config.json, else of config.json, else the tokenizer's."""
-    for eos_token_id in (metadata.generation.get("eos_token_id"), metadata.config.get("eos_token_id"), tokenizer_eos):
+    for eos_token_id in (generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer_eos):
         if ids := token_ids(eos_token_id):
             return frozenset(ids)
     return frozenset()
 
 
-def read_facts(
-    prepared: Mapping[str, Any], metadata: ModelMetadata, nodes: Sequence[NodeHardware], known: Known
-) -> Facts:
+def read_facts(prepared: Mapping[str, Any], nodes: Sequence[NodeHardware], known: Known) -> Facts:
     """`prepared` is what `training.node.prepare` printed; `nodes` are in rank order."""
     report, cards = prepared["report"], rank_cards(nodes)
     return Facts(
         shape=read_outline(prepared["outline"]),
-        config=metadata.config,
-        stops=stop_tokens(metadata, report["eos_id"]),
+        config=prepared["model"],
+        stops=stop_tokens(prepared["generation"], prepared["model"], report["eos_id"]),
         report=report,
         ranks=sum(node.slots for node in nodes),
         ranks_per_node=max(node.slots for node in nodes),

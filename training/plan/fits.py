@@ -140,7 +140,9 @@ def disk(it: Situation) -> Check:
     recipe = it.recipe
     checkpoints = kept_checkpoints(recipe)
     need, free = checkpoints * it.pace.checkpoint_bytes, it.facts.disk_free_bytes
-    value = f"{size_text(need)} of {size_text(free)} free, for {many(checkpoints, 'checkpoint')}"
+    value = (
+        f"{size_text(need)} of {size_text(free)} free, for {many(checkpoints, 'checkpoint')}, the one being saved too"
+    )
     if full := it.facts.full_nodes:
         look = "; ".join(f"fab ssh {name} -- du -xh --max-depth=2 /data" for name in full)
         return Check("disk", "error", f"less than 1 GiB is free on {', '.join(full)}", f"free space: {look}")

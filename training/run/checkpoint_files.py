@@ -15,6 +15,7 @@ from training.text.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     BEST,
+    INDEX,
     MODEL_CONFIG,
     STATE,
     SUMS,
@@ -82,7 +83,7 @@ def verify_model(folder: Path) -> None:
     tensors: set[str] = set()
     for path in folder.glob("*.safetensors"):
         tensors |= whole_tensors(path)[0].keys()
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.exists():
         promised = bounded_json(index.read_text(encoding="utf-8"))["weight_map"].keys()
         if missing := sorted(promised - tensors):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from training.run.causes import MISTAKES, NONE, Cause, parse_cause
+from training.run.events import MARK
 from training.text.files import bounded_json, is_figure, object_in
 
 DATA_DISK = Path("/data")
@@ -246,3 +248,35 @@ def parse_metrics(data: bytes) -> tuple[list[dict[str, Any]], int, int]:
         else:
             bad += 1
     return rows, end, bad
+
+
+_LINE = re.compile(r"^(?:[\w.-]+: )?(?:\[(?P<rank>\d+)\] )?(?:\[rank\d+\]: )?(?P<text>.*)$", re.MULTILINE)
+"""Before what was written: its node and rank, and where torch wrote it the rank again; none before ssh's own words."""
+_NOISE = re.compile(rf"\s*$|{MARK}|.*(\[INFO\] \[(launch|runner|multinode_runner)\.py:| NCCL INFO )")
+"""Nothing, events, DeepSpeed's launcher at work, and what NCCL says of itself."""
+_WARNING = re.compile(r": \w*Warning: ")
+
+
+def own_lines(text: str) -> list[str]:
+    """What the ranks wrote since the last start, of a log: once what several of them wrote alike, and once a warning of
+    a library. Indented lines go with the line before them."""
+    blocks: list[list[re.Match[str]]] = []
+    last_of: dict[str, list[re.Match[str]]] = {}
+    for line in _LINE.finditer(text.rpartition(f"{LAUNCH_MARK}\n")[2]):
+        if _NOISE.match(line["text"]):
+            continue
+        if line["text"].startswith(" ") and line["rank"] in last_of:
+            last_of[line["rank"]].append(line)
+        else:
+            last_of[line["rank"]] = [line]
+            blocks.append(last_of[line["rank"]])
+    lines: list[str] = []
+    of_rank: Counter[tuple[str, str]] = Counter()
+    shown: Counter[str] = Counter()
+    for block in blocks:
+        words = "\n".join(line["text"] for line in block)
+        of_rank[block[0]["rank"], words] += 1
+        if shown[words] < (1 if _WARNING.search(words) else of_rank[block[0]["rank"], words]):
+            shown[words] += 1
+            lines += [line[0] for line in block]
+    return lines

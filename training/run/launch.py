@@ -166,6 +166,8 @@ _OF_NODE = {
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),  # for wandb
 }
 """What a node may add. /etc/nccl.conf has room for all that NCCL and its network plugins read."""
+_OF_LOGIN = re.compile("_|PWD|OLDPWD|SHLVL|TERM|MAIL|MOTD_SHOWN|(SSH|XDG|DBUS)_.*")
+"""What every login over ssh has."""
 
 
 def env_on_node(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
@@ -174,6 +176,11 @@ def env_on_node(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     if launch.here:
         return dict(environ)
     return {name: environ[name] for name in environ if name in _OF_LAUNCHER | _OF_NODE} | dict(launch.env)
+
+
+def left_out(launch: Launch, environ: Mapping[str, str]) -> list[str]:
+    """What else a node's own files put into `environ`, by name: its ranks do not get it."""
+    return sorted(name for name in environ.keys() - env_on_node(launch, environ) if not _OF_LOGIN.fullmatch(name))
 
 
 def rank_env(run_dir: str, torch: Literal["cpu", "cuda"]) -> dict[str, str]:

@@ -151,14 +151,25 @@ MODEL_CONFIG = "model/config.json"
 """With weights beside it, what full fine-tuning has in the adapter's place."""
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 TOKENIZER = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "tekken.json"),
+    *(
+        "tokenizer.json",
+        "tokenizer.*.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.*",
+        "merges.txt",
+        "tekken.json",
+    ),
     *("*.model", "*.tiktoken", *TEMPLATES),
 )
 """Files that a tokenizer may consist of."""
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 LICENCE = ("LICENSE*", "NOTICE*")
 """What goes wherever a model goes, and is no part of it."""
-SMALL = ("config.json", "generation_config.json", "*processor_config.json", *TOKENIZER)
-MODEL = ("*.safetensors", "*.safetensors.index.json", *SMALL)
+GENERATION = "generation_config.json"
+SMALL = ("config.json", GENERATION, "*processor_config.json", *TOKENIZER)
+MODEL = ("*.safetensors", INDEX, *SMALL)
 """Files that a model consists of: weights, configuration, tokenizer, templates. What else lies in its folder changes
 nothing that is computed, and so not its hash."""
 BEST = "best"
@@ -186,9 +197,13 @@ def is_one_of(name: str, patterns: Iterable[str] = MODEL) -> bool:
 
 
 def model_files(folder: Path, patterns: Iterable[str] = MODEL) -> list[str]:
-    """Which of a folder's files these are, by relative path, sorted."""
+    """Which of a folder's files these are, by relative path, sorted; of weights those alone that a model is loaded
+    from, not a copy that a file manager left beside them."""
     paths = {path.relative_to(folder).as_posix() for one in patterns for path in folder.glob(one) if path.is_file()}
-    return sorted(name for name in paths if is_one_of(name, patterns))
+    placed = object_in(folder / INDEX, json.loads).get("weight_map")
+    loaded = {SINGLE, *(map(str, placed.values()) if isinstance(placed, dict) else ())}
+    others = {name for name in paths if name.endswith(".safetensors")} - loaded
+    return sorted(name for name in paths - others if is_one_of(name, patterns))
 
 
 def copy_files(

@@ -126,17 +126,40 @@ def test_arguments_may_be_called_parameters(arguments):
 WHERE = {"city": "上海"}
 UNREAD = {
     **{key: {"name": "weather", key: WHERE} for key in ("args", "input", "argument", "params")},
-    "arguments": {"function": {"name": "weather"}, "arguments": WHERE},
-    "parameters": {"name": "weather", "arguments": " ", "parameters": WHERE},
+    "arguments": {"name": "weather", "arguments": {"city": "北京"}, "parameters": WHERE},
+    "parameters": {"function": {"name": "weather", "arguments": WHERE}, "parameters": {"city": "北京"}},
 }
 
 
+@pytest.mark.parametrize("empty", [{}, "{}", " ", None])
+def test_empty_arguments_hide_none_that_stand_beside_them(empty):
+    function = {"name": "weather", "arguments": empty}
+    for call in (function | {"parameters": WHERE}, {"function": function, "arguments": WHERE}):
+        (made,) = recognised({"messages": [*_asking({}, tool_calls=[call])]}).turns[1]["tool_calls"]
+        assert made["function"] == {"name": "weather", "arguments": WHERE}
+
+
 @pytest.mark.parametrize("key", UNREAD)
-def test_a_call_whose_arguments_stand_where_nobody_reads_them_is_refused_by_their_key(key):
+def test_arguments_under_a_key_that_nobody_reads_or_beside_others_are_refused_by_their_key(key):
     for turns in (_asking({}, tool_calls=[UNREAD[key]]), [ASKING[0], _turn("tool_call", json.dumps(UNREAD[key]))]):
         with pytest.raises(BadRecord) as refused:
             recognised({"messages": [*turns]})
         assert key in str(refused.value).split()
+
+
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        ({"prompt": "q", "chosen": ["yes"], "rejected": ["no"]}, {"chosen:", "text"}),
+        ({"chosen": "\n\nHuman: q", "rejected": "\n\nHuman: r"}, {"chosen", "rejected", "prompt,", "turns"}),
+        ({"conversations": {"from": ["human", "gpt"], "value": ["q", "a"]}}, {"conversations", "from,", "value"}),
+        ({"prompt": ["q", "r"], "completion": ["a", "b"]}, {"completion", "text"}),
+    ],
+)
+def test_what_stands_in_place_of_turns_is_named_with_its_key(record, names):
+    with pytest.raises(BadRecord) as refused:
+        recognised(record)
+    assert names <= {*str(refused.value).split()}
 
 
 @pytest.mark.parametrize(
@@ -378,7 +401,7 @@ def test_plain_text_is_all_completion():
         ),
         ({"text": " "}, "text is empty"),
         ({"text": 4}, "text must be text, found number"),
-        ({"messages": []}, "at least one turn"),
+        ({"messages": []}, "an empty list"),
         ({"messages": [_turn("user", "x")]}, "no assistant turn"),
         ({"messages": [_turn("assistant", "x")]}, "no user turn"),
         ({"messages": [_turn("user", "x"), _turn("bot", "y")]}, "role 'bot'"),
@@ -568,7 +591,7 @@ def test_a_weight_of_a_whole_record_may_be_text_as_a_csv_has_it(tmp_path, weight
     assert check(path, skip_bad=True).bad == bad
 
 
-@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u2060 \u00ad", "\x07\n"])
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u2060 \u00ad", "\x07\n", "\u3164", "\u2800\uffa0", "\ufe0f"])
 def test_an_answer_that_shows_nothing_is_empty(nothing):
     for record in (
         {"messages": [_turn("user", "a"), _turn("assistant", nothing)]},

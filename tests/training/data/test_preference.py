@@ -98,7 +98,7 @@ def test_an_answer_in_the_prompt_is_context_and_tools_are_both_sides():
         ({"rejected": None}, "chosen without rejected; a preference needs both"),
         ({"chosen": None}, "rejected without chosen"),
         ({"rejected": PAIR["chosen"]}, "chosen and rejected are the same, so there is nothing to prefer"),
-        ({"prompt": None, "chosen": "a", "rejected": "b"}, "need a prompt"),
+        ({"prompt": None, "chosen": "a", "rejected": "b"}, "lack a question"),
         ({"prompt": "x", "chosen": "a", "rejected": " "}, "rejected: rejected is empty"),
         ({"chosen": "It is."}, "chosen: prompt and chosen must both be text or both be lists of turns"),
         ({"chosen": [{"role": "bot", "content": "x"}]}, "chosen: turn 1 has the role 'bot'"),
@@ -106,7 +106,7 @@ def test_an_answer_in_the_prompt_is_context_and_tools_are_both_sides():
             {"prompt": None, "chosen": [ASKED, _said("a"), ASKED], "rejected": [ASKED, _said("a")]},
             "is the beginning of",
         ),
-        ({"prompt": None}, "need a prompt"),
+        ({"prompt": None}, "lack a question"),
         (
             {
                 "prompt": None,

@@ -330,6 +330,19 @@ def _prepare(run):
 LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
 
 
+@pytest.mark.parametrize(
+    ("text", "values"), [('{"eos_token_id": [7]}', {"eos_token_id": [7]}), ('{"eos_token_id": 7', {}), ("[7]", {})]
+)
+def test_generation_settings_that_are_no_json_object_count_as_none(house, tokenizer, text, values):
+    run = _run_folder(house, f"generation-{len(text)}", _recipe(), ("train.jsonl", LINES))
+    settings = house / "models" / "tiny" / "generation_config.json"
+    settings.write_text(text)
+    try:
+        assert prepare(run, False)["generation"] == values
+    finally:
+        settings.unlink()
+
+
 def test_prepare_fills_the_run_folder_and_tells_what_there_is(house):
     run = _run_folder(house, "r1", _recipe(validation__fraction="0.2"), ("train.jsonl", LINES))
     done = _prepare(run)

@@ -21,10 +21,10 @@ from training.laptop.base_model import model_gone
 from training.laptop.folder_model import folder_recipe, folder_shape, recipe_text
 from training.laptop.models.wanted import folder_faults, missing_folder_notes
 from training.models import tiny
-from training.models.folder import INDEX
+from training.models.folder import state_of
 from training.models.names import is_folder
 from training.recipe.recipe import RecipeError
-from training.text.files import ORIGIN, SUMS
+from training.text.files import INDEX, ORIGIN, SUMS, model_files
 
 ROOT = Path(__file__).parents[3]
 RUN = "tiny-20260131-154500"
@@ -302,6 +302,19 @@ def test_a_folder_that_holds_no_whole_model_is_refused_by_its_name_before_anythi
     with pytest.raises(RecipeError, match=said) as refused:
         folder_recipe(str(folder), {})
     assert str(refused.value).startswith(f"--model {folder}") and "\n" not in str(refused.value)
+
+
+def test_copies_that_a_file_manager_left_are_not_the_models(folder: Path):
+    _beside_shards(folder)
+    (folder / "model.safetensors").unlink()
+    model, state = model_files(folder), state_of(folder)
+    assert {*SHARDS, INDEX, "tokenizer.json", "tokenizer_config.json"} <= {*model}
+    for name in ("model copy", "model-00001-of-00002 copy", "model (1)", "model-00003-of-00003"):
+        (folder / f"{name}.safetensors").write_bytes(b"0")
+    for name in ("tokenizer copy", "tokenizer_config (1)"):
+        (folder / f"{name}.json").write_text("{}")
+    assert (model_files(folder), state_of(folder)) == (model, state)
+    assert folder_recipe(str(folder), {}).max_length == 512
 
 
 def test_an_index_that_names_the_single_file_is_no_second_set_of_weights(folder: Path):

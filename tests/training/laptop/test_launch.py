@@ -25,6 +25,7 @@ from training.run.launch import (
     env_on_node,
     hostfile,
     launch_text,
+    left_out,
     parse_launch,
     rank_env,
     runner_argv,
@@ -187,6 +188,12 @@ def test_a_rank_of_several_nodes_has_the_runs_environment_and_little_of_its_node
     assert {name for name, value in OF_A_NODE.items() if seen.get(name) == value} == {"TMPDIR"}
     (line,) = [line for line in done.stdout.splitlines() if "UCX_TLS" in line.split()]
     assert not (set(OF_A_NODE) - set(env) - {"TMPDIR", "GLOO_SOCKET_IFNAME"}) - set(line.split())
+
+
+def test_what_a_login_has_anyway_is_no_setting_of_the_node():
+    login = {"PWD": "/root", "OLDPWD": "/", "SHLVL": "1", "_": "/usr/bin/env", "MOTD_SHOWN": "pam"}
+    login |= {"SSH_CONNECTION": "a", "XDG_SESSION_ID": "5", "HOME": "/root"}
+    assert left_out(LAUNCH, login | {"UCX_TLS": "tcp", "PWD_OF_MINE": "x"}) == ["PWD_OF_MINE", "UCX_TLS"]
 
 
 def test_on_this_machine_ranks_see_the_packages_and_libraries_that_the_command_sees(tmp_path):

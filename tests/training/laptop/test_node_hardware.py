@@ -19,7 +19,6 @@ from training.models.names import load_recipe
 from training.plan.facts import (
     Card,
     Known,
-    ModelMetadata,
     NodeHardware,
     machines_of,
     rank_cards,
@@ -138,8 +137,8 @@ def test_the_slowest_come_first_but_for_the_head():
 def plan_on(*cards: Card, bytes_per_s: float | None = 1.7e9, **settings: str) -> Plan:
     outline = model_shape(plan_checks.CONFIG).to_outline()
     prepared = {"report": plan_checks.REPORT, "disk_free_gib": 300.0, "outline": outline}
-    metadata = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", plan_checks.CONFIG, plan_checks.INSTRUCT)
-    facts = read_facts(prepared, metadata, having(*((card,) for card in cards)), Known(bytes_per_s, "check-1"))
+    prepared |= {"model": plan_checks.CONFIG, "generation": plan_checks.INSTRUCT}
+    facts = read_facts(prepared, having(*((card,) for card in cards)), Known(bytes_per_s, "check-1"))
     return make_plan(load_recipe("qwen2.5-14b", settings), facts)
 
 

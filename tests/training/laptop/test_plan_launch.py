@@ -32,7 +32,7 @@ from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
 from training.data.sample import Bad, DataError
-from training.laptop import attach, base_model, head_node, new_run, preparing, runs, start_run, starting
+from training.laptop import attach, base_model, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
 from training.laptop.open_cluster import Session, launch_here
@@ -79,6 +79,7 @@ CONFIG = {
 PREPARED = {
     "report": REPORT,
     "model": CONFIG,
+    "generation": {},
     "outline": model_shape(CONFIG).to_outline(),
     "disk_free_gib": 100.0,
 }
@@ -110,26 +111,41 @@ def test_the_report_is_the_last_line_whatever_was_said_before(run: Path, tmp_pat
     assert (run / "logs" / "prepare.log").read_text() == "trouble\n"
 
 
-@pytest.mark.parametrize(("code", "error"), [(2, DataError), (1, HeadError), (137, HeadError)])
-def test_unusable_data_are_the_users_mistake_and_the_rest_is_not(run: Path, tmp_path: Path, code: int, error: Any):
+@pytest.mark.parametrize("code", [1, 2, 137])
+def test_a_preparation_that_fails_without_a_sentence_of_its_own_has_its_last_words(
+    run: Path, tmp_path: Path, code: int
+):
     python = python_that(tmp_path, f"echo 'line 3: not JSON' >&2; exit {code}")
-    with pytest.raises(error, match=r"line 3: not JSON$"):
+    with pytest.raises(HeadError, match=r"line 3: not JSON$"):
         preparing.prepare(HereHead(run.parent), launch(run, python), DataRequest())
 
 
+def test_unusable_data_are_the_users_mistake_without_what_libraries_warn_of(run: Path, tmp_path: Path):
+    (run / "recipe.toml").write_text("nothing = 1")
+    warns = "import sys, warnings; warnings.warn('of a library'); from training.node.prepare import main; main()"
+    python = python_that(tmp_path, f'shift 2; exec {sys.executable} -c "{warns}" "$@"')
+    with pytest.raises(DataError) as refused:
+        preparing.prepare(HereHead(run.parent), launch(run, python, PYTHONPATH=str(ROOT)), DataRequest())
+    assert refused.value.exit_code == 2
+    assert all(line.startswith(f"{run}/recipe.toml: ") for line in str(refused.value).splitlines())
+
+
 def test_the_head_prepares_in_the_ranks_environment_without_the_runs_mark(run: Path, tmp_path: Path):
-    python = python_that(tmp_path, 'printf \'["%s", "%s", "%s", "%s"]\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"')
+    python = python_that(
+        tmp_path, 'printf \'{"is": ["%s", "%s", "%s", "%s"]}\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"'
+    )
     marked = launch(run, python, SPOTUNE_RUN=str(run), HF_HUB_OFFLINE="1", A="b c")
     said = preparing.prepare(HereHead(run.parent), marked, DataRequest(skip_bad=True))
-    assert said == ["", "1", "b c", f"-m training.node.prepare --run {run} --attached --skip-bad"]
+    assert said["is"] == ["", "1", "b c", f"-m training.node.prepare --run {run} --attached --skip-bad"]
 
 
 def test_data_of_the_hub_are_fetched_from_the_endpoint_that_is_set_here(run: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    python = python_that(tmp_path, 'printf \'["%s", "%s"]\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
+    python = python_that(tmp_path, 'printf \'{"is": ["%s", "%s"]}\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
     offline = launch(run, python, HF_HUB_OFFLINE="1")
-    assert preparing.prepare(HereHead(run.parent), offline, DataRequest(from_hub=True)) == ["", "http://mirror"]
+    prepared = preparing.prepare(HereHead(run.parent), offline, DataRequest(from_hub=True))
+    assert prepared == {"is": ["", "http://mirror"]}
 
 
 @pytest.fixture(params=["here", "over ssh"])
@@ -163,15 +179,6 @@ def preparing_now(run: Path) -> list[str]:
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             found += [words] if words.startswith(wanted) else []
     return found
-
-
-@pytest.mark.parametrize(("content", "stops"), [('{"eos_token_id": [7, 8]}', {7, 8}), ("[7]", {2})])
-def test_stops_are_read_from_the_models_folder(run: Path, content: str, stops: set[int]):
-    (run / "tiny").mkdir()
-    (run / "tiny" / "generation_config.json").write_text(content)
-    place = Session(HereHead(run.parent))
-    nodes = head_node.of_nodes(place.head, launch(run))
-    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == stops
 
 
 def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):
@@ -241,7 +248,8 @@ def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, cap
     head = Recorded(tmp_path / "runs")
     assert start(head, monkeypatch, PREPARED, dry=True) is None
     assert head.started is None and list(head.runs.iterdir()) == []
-    assert "ok      dtype" in capsys.readouterr().out
+    *checks, verdict = capsys.readouterr().out.splitlines()
+    assert "ok      dtype: bfloat16" in checks and "--dry" in verdict.split()
 
 
 def test_ctrl_c_before_a_start_speaks_of_no_run(monkeypatch):
@@ -555,7 +563,7 @@ te2: [1] te2:377:400 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection 
 def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
     (run / "logs" / "launcher.log").write_text(NCCL)
     cluster = cluster_of(HereHead(run.parent))
-    attach.show_log(cluster, RUN, -1, facts=True, every_line=False)
+    attach.show_log(cluster, RUN, attach.LogPart.FACTS)
     counts = {line.strip() for line in capsys.readouterr().out.strip().splitlines()}
     assert counts == {
         "2 NCCL INFO Channel via NET/Socket/0",
@@ -564,7 +572,7 @@ def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
         "1 NCCL WARN socketProgress: Connection closed by remote peer te1<56938>",
     }
     (run / "logs" / "launcher.log").unlink()
-    attach.show_log(cluster, RUN, -1, facts=True, every_line=False)
+    attach.show_log(cluster, RUN, attach.LogPart.FACTS)
     assert capsys.readouterr().out.strip() == attach.NO_NCCL
 
 
@@ -603,10 +611,10 @@ def test_a_log_shows_once_what_the_ranks_wrote_since_the_last_start(run: Path, c
     for output in (EARLIER, WROTE.encode()):
         pass_on(io.BytesIO(output), run / "logs" / "launcher.log", queue.Queue(), threading.Event())
     cluster, lines = cluster_of(HereHead(run.parent)), WROTE.splitlines()
-    attach.show_log(cluster, RUN, -1, facts=False, every_line=False)
+    attach.show_log(cluster, RUN, attach.LogPart.OWN)
     assert capsys.readouterr().out.splitlines()[:-1] == [
         lines[number] for number in (3, 4, 10, 11, 13, 14, 17, 18, 21, 23, 22, 24)
     ]
-    attach.show_log(cluster, RUN, -1, facts=False, every_line=True)
+    attach.show_log(cluster, RUN, attach.LogPart.EVERY)
     everything = capsys.readouterr().out
     assert all(line in everything for line in (*EARLIER.decode().splitlines(), *lines))

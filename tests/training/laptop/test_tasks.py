@@ -58,6 +58,12 @@ def test_an_unknown_model_is_told_where_the_known_ones_are(tmp_path: Path):
     assert "unknown model 'gpt-5'" in said and "fab models lists all " in said
 
 
+def test_two_parts_of_a_log_at_once_are_refused_by_their_flags(tmp_path: Path):
+    assert {"--facts", "--follow"} <= {
+        *refused(fab(tmp_path, "logs", "--here", "--facts", "--follow")).replace(":", "").split()
+    }
+
+
 def test_no_model_is_told_where_the_known_ones_are(tmp_path: Path):
     assert "--model NAME; fab models lists all " in refused(fab(tmp_path, "train"))
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -191,6 +192,22 @@ def test_a_target_a_saved_module_or_a_token_the_model_lacks_is_named_with_what_i
         _loaded(folder, lora__modules_to_save='["head"]')
     with pytest.raises(RecipeError, match=r"lora.trainable_tokens: tiny has no token <\|im_stop\|>"):
         _loaded(folder, lora__trainable_tokens='["<|im_end|>", "<|im_stop|>"]')
+
+
+@pytest.mark.parametrize(("layer", "refused"), [("lm_head", True), ("k_proj", True), ("q_proj", False)])
+def test_a_dora_of_rows_without_a_length_is_refused_and_not_trained_to_no_number(folder, tmp_path, layer, refused):
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        base.lm_head.weight[7] = base.model.layers[3].self_attn.k_proj.weight[2] = 0
+    base.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    recipe = load_recipe("tiny", {"lora.targets": json.dumps([layer]), "lora.dora": "true"})
+    with pytest.raises(RecipeError) if refused else nullcontext():
+        sums = model.LossModel(model.load(recipe, tmp_path), recipe)(**model.inputs(_batch(), "cpu"))
+        assert sums.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_the_run_folder_has_the_recipe_as_it_was_decided_and_the_plan_says_why(t
     monkeypatch.setattr(start_run, "find_base_model", lambda *_: BaseModel({"hash": "0" * 64}))
     monkeypatch.setattr(start_run, "remember", lambda *_: False)
     monkeypatch.setattr(preparing, "prepare", lambda *_: {})
-    monkeypatch.setattr(preparing, "find_facts", lambda *_: facts())
+    monkeypatch.setattr(start_run, "read_facts", lambda *_: facts())
     recipe, run_id = load_recipe("qwen2.5-14b", ALL), "qwen2.5-14b-20260101-000000"
     cluster = Session(HereHead(tmp_path / "runs"))
     start_run._prepare_start(cluster, run_id, recipe, start_run.TrainingData({}), None, dry=False, anyway=False)

@@ -230,7 +230,7 @@ def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
     head = HereHead(tmp_path / "runs")
     alone = replace(TWO, hosts=(replace(TWO.hosts[0], slots=2),))
     place = cluster_of(head)
-    assert preparing.known_of(place, alone, A10S).link_from == "what PCIe 4 does"
+    assert preparing.known_of(place, alone, A10S).link_from == preparing.ASSUMED
     head.make_runs()
     Path(calibration.calibration_file(head.runs)).write_text(calibration.calibration_text(MADE))
     assert preparing.known_of(place, alone, A10S).link_from == MADE.run_id

@@ -13,7 +13,7 @@ from training.cost.memory import GIB
 from training.cost.shape import PlanError
 from training.models.names import load_recipe
 from training.plan.data_checks import enough_records, for_rows, shortened
-from training.plan.facts import Card, Facts, Known, ModelMetadata, NodeHardware, read_facts, stop_tokens
+from training.plan.facts import Card, Facts, Known, NodeHardware, read_facts, stop_tokens
 from training.plan.fits import Check
 from training.plan.predict import CHECKS, Plan, make_plan
 from training.recipe.reading import with_changes
@@ -59,8 +59,8 @@ def facts(generation: dict[str, Any] | None = None, machine: dict[str, Any] | No
     prepared = {"report": {**REPORT, **report}, "disk_free_gib": has["disk_free_gib"], "outline": outline}
     cards = tuple(Card(gpu["name"], (gpu["memory_gib"] or math.inf) * GIB) for gpu in has["gpus"])
     nodes = [NodeHardware(f"te{n}", 1, cards, has["ram_gib"] * GIB) for n in range(1, 5)]
-    papers = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", CONFIG, INSTRUCT if generation is None else generation)
-    return read_facts(prepared, papers, nodes, Known(10e9, "check-1"))
+    prepared |= {"model": CONFIG, "generation": INSTRUCT if generation is None else generation}
+    return read_facts(prepared, nodes, Known(10e9, "check-1"))
 
 
 CAREFUL = {"strategy": "zero3", "micro_batch": 1, "gradient_checkpointing": True}
@@ -152,11 +152,11 @@ def test_turns_without_a_chat_template_are_refused_and_pairs_are_not():
 
 
 def test_the_models_own_stops_come_from_generation_config_then_config_then_tokenizer():
-    assert stop_tokens(ModelMetadata("x", {"eos_token_id": 1}, {"eos_token_id": [2, 3]}), 4) == {2, 3}
-    assert stop_tokens(ModelMetadata("x", {"eos_token_id": 1}, {}), 4) == {1}
-    assert stop_tokens(ModelMetadata("x", {}, {"eos_token_id": None}), 4) == {4}
-    assert stop_tokens(ModelMetadata("x", {}, {}), None) == frozenset()
-    assert stop_tokens(ModelMetadata("x", {"eos_token_id": [[0], -1]}, {"eos_token_id": [None, True, 2]}), 4) == {2}
+    assert stop_tokens({"eos_token_id": [2, 3]}, {"eos_token_id": 1}, 4) == {2, 3}
+    assert stop_tokens({}, {"eos_token_id": 1}, 4) == {1}
+    assert stop_tokens({"eos_token_id": None}, {}, 4) == {4}
+    assert stop_tokens({}, {}, None) == frozenset()
+    assert stop_tokens({"eos_token_id": [None, True, 2]}, {"eos_token_id": [[0], -1]}, 4) == {2}
 
 
 SAME = {"pad_id": 151645}

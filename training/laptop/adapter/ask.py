@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -154,6 +155,8 @@ def on_all_ranks(
     result = bounded_json(head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{RESULT}"))
     sizes = ", ".join(size_text(nbytes) for nbytes in result["loaded_bytes"])
     print(f"each rank held its share of the layers: {sizes}")
+    if result["note"]:
+        print(shown(str(result["note"])), file=sys.stderr)
     answers: list[dict[str, Any]] = result["answers"]
     return answers
 

@@ -16,7 +16,6 @@ from training.cost.shape import ADDED, ModelShape, added_outlines, outlines
 from training.laptop.folder_model import builder
 from training.laptop.hub import (
     CONFIG,
-    GENERATION,
     TOKENIZER,
     another,
     cached_outlines,
@@ -47,7 +46,7 @@ from training.recipe.model_types import ADMITTED, not_admitted, untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import write_atomically
-from training.text.files import TEMPLATES, is_one_of
+from training.text.files import GENERATION, TEMPLATES, is_one_of
 
 SMALL_FILES = (CONFIG, TOKENIZER, *TEMPLATES, GENERATION)
 

@@ -21,7 +21,7 @@ from training.data.sample import BadRecord, DataError
 from training.data.shapes import question_of
 from training.models.folder import read_config
 from training.recipe.model_types import text_settings
-from training.text.files import object_in, token_ids
+from training.text.files import GENERATION, object_in, token_ids
 from training.text.problems import AdapterError
 
 Forward = Callable[[Sequence[int]], torch.Tensor | None]
@@ -30,6 +30,8 @@ Choose = Callable[[torch.Tensor | None, Sequence[int]], int]
 """The next token after all tokens so far."""
 WHO = frozenset({"system", "user", "human", "assistant", "model"})
 """What templates call the sides of a conversation."""
+UNHEEDED = ("guidance_scale", "watermarking_config", "num_beams", "token_healing")
+"""Generation settings that a token chosen from one model's logits cannot follow."""
 OPENED = re.compile(r"<think>\s*(</think>)?\s*$")
 """Thoughts, empty or begun, that a template asks an answer with."""
 
@@ -54,10 +56,12 @@ class Chooser:
         settings.top_p = settings.top_p if sampling.top_p is None else sampling.top_p
         settings.eos_token_id = sorted(voice.stops) or None
         settings.max_length = len(prompt) + voice.room(prompt, sampling)
-        settings.guidance_scale = settings.watermarking_config = None  # which ask the model itself
+        settings.guidance_scale = settings.watermarking_config = None
         transformers = OwnSettings()
         transformers._prepare_special_tokens(settings, device="cpu")
-        self.processors = transformers._get_logits_processor(settings, len(prompt), device="cpu")
+        self.processors = transformers._get_logits_processor(
+            settings, len(prompt), encoder_input_ids=torch.tensor([list(prompt)]), device="cpu"
+        )
 
     def __call__(self, logits: torch.Tensor | None, ids: Sequence[int]) -> int:
         assert logits is not None
@@ -91,6 +95,12 @@ class Voice:
         stops = frozenset(token_ids(*own_ends, end_of_turn_id(tokenizer)))
         longest = text.get("max_position_embeddings") or 1 << 30
         return Voice(tokenizer, own, stops, longest, dict(template_args or {}))
+
+    @property
+    def note(self) -> str:
+        """Which of the model's generation settings an answer does not follow; empty where it follows all."""
+        names = [name for name in UNHEEDED if getattr(self.own, name, None) not in (None, False, 1)]
+        return f"the model's {GENERATION} sets {', '.join(names)}, which answers here do not follow" if names else ""
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -151,8 +161,6 @@ class Voice:
 
 
 # The token a tuned model ends its answers with: its chat template's, which a base model's own files may not name.
-
-GENERATION = "generation_config.json"
 
 
 def end_of_turn_id(tokenizer: Any) -> int | None:

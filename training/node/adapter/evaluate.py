@@ -197,6 +197,8 @@ def work(args: argparse.Namespace) -> None:
     if args.attached:
         attached.end_with_input()
     voice = Voice.of(args.model, args.template_args)
+    if voice.note:
+        attached.tell(note=voice.note)
     held_out = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args, args.skip_bad)
     task = Asked(held_out.samples, voice, args.answers, Sampling(args.max_new_tokens), held_out.rejected)
     evaluation: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}

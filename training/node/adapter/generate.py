@@ -230,6 +230,8 @@ def work(args: argparse.Namespace) -> None:
     if args.attached:
         attached.end_with_input()
     pair = Pair(args.model, args.adapter, args.template_args)
+    if pair.voice.note:
+        attached.tell(note=pair.voice.note)
     if args.serve:
         serve(pair, sampling)
     for answer in answers(pair.names, pair.answer, questions, sampling):

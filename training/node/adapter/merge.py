@@ -23,7 +23,6 @@ import torch
 from safetensors import safe_open
 
 from training.models.folder import (
-    INDEX,
     entries,
     places,
     read_config,
@@ -41,6 +40,7 @@ from training.recipe.model_types import text_settings
 from training.text.counts import size_text
 from training.text.files import (
     ADAPTER_WEIGHTS,
+    INDEX,
     LICENCE,
     ORIGIN,
     SMALL,

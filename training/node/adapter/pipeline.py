@@ -231,7 +231,7 @@ def run(run_dir: Path) -> None:
         if head:
             print(f"answered {len(answered)} of {len(request['questions'])}", flush=True)
     if head:
-        result = {"run_id": run_dir.name, "answers": answered, "loaded_bytes": loaded}
+        result = {"run_id": run_dir.name, "answers": answered, "loaded_bytes": loaded, "note": stage.voice.note}
         write_atomically(run_dir / RESULT, json.dumps(result, ensure_ascii=False) + "\n")
     dist.barrier()
 

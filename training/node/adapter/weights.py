@@ -191,6 +191,7 @@ class Adapter:
         if "magnitude" not in parts:
             return changed
         length = torch.linalg.norm(changed, dim=0 if embedding else 1, keepdim=True)
+        length = length.masked_fill(length == 0, 1)  # a row of zeros stays one
         return (self.tensor(parts["magnitude"]).view_as(length) / length) * changed
 
     def _rows(self, target: str) -> list[int]:

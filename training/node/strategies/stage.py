@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from training.cost.pipeline import SPLITTABLE, layers_of_stages, misfit
 from training.node import dpo, model
 from training.node.adapter.weights import PREFIX
-from training.node.architecture import build, stretch_for, text_part
+from training.node.architecture import build, refuse_lengths_of_zero, stretch_for, text_part
 from training.node.attention import Segments
 from training.node.cross_entropy import Logits
 from training.node.loss import fuse
@@ -175,6 +175,7 @@ def fill(held: nn.Module, recipe: Recipe, model_dir: Path, tied: bool, device: t
     held.load_state_dict(tensors, assign=True, strict=not packed)
     model.init_adapter(held, recipe.seed)
     measure(held)
+    refuse_lengths_of_zero(held, model_dir)
     if packed:
         nf4.in_one_dtype(held, dtype)
 

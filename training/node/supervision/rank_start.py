@@ -25,7 +25,7 @@ from typing import IO
 
 from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakable
 from training.run.folder import LAUNCH
-from training.run.launch import env_on_node, parse_launch
+from training.run.launch import env_on_node, left_out, parse_launch
 from training.text.problems import FINISHED, STOPPED
 
 NODE_FILE = Path("/etc/spotune/node.json")
@@ -55,7 +55,7 @@ def environment_of(run_dir: Path) -> dict[str, str]:
     """A rank's environment. What else this node has is named once, by its first rank."""
     launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
     env = env_on_node(launch, os.environ)
-    if (dropped := sorted(os.environ.keys() - env)) and os.environ["LOCAL_RANK"] == "0":
+    if (dropped := left_out(launch, os.environ)) and os.environ["LOCAL_RANK"] == "0":
         print("of this node's environment its ranks do not get", *dropped, flush=True)
     if not NODE_FILE.exists():
         return env

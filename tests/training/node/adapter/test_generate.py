@@ -92,7 +92,7 @@ def test_greedy_answers_are_transformers_own_for_base_and_tuned_loaded_apart(ask
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("key", ["suppress", "begin", "bad", "ngram", "bias", "forced", "stop", "penalty"])
+@pytest.mark.parametrize("key", ["suppress", "begin", "bad", "ngram", "bias", "forced", "stop", "penalty", "encoder"])
 def test_a_greedy_answer_obeys_the_models_own_settings_as_transformers_does(asked, key):
     import torch
     from transformers import GenerationConfig
@@ -118,6 +118,7 @@ def test_a_greedy_answer_obeys_the_models_own_settings_as_transformers_does(aske
         "forced": {"forced_eos_token_id": 5},
         "stop": {"stop_strings": [voice.tokenizer.decode(plain[3:4])]},
         "penalty": {"repetition_penalty": 3.0},
+        "encoder": {"encoder_repetition_penalty": 8.0},
     }[key]
     own = GenerationConfig(**{**voice.own.to_diff_dict(), **settings, "eos_token_id": sorted(voice.stops)})
     inputs = torch.tensor([prompt])
@@ -145,6 +146,21 @@ def test_a_drawn_token_is_one_that_the_models_own_settings_allow(asked, settings
     voice = replace(asked.pair.voice, own=GenerationConfig(**settings))
     drawn = {Chooser(voice, [1, 2], Sampling(9, 1.0, seed=seed))(logits, [1, 2]) for seed in range(40)}
     assert len(drawn) > 1 and all(allowed[token] for token in drawn)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"guidance_scale": 2.0, "num_beams": 4}, ["guidance_scale", "num_beams"]),
+        ({"guidance_scale": 1, "num_beams": 1, "repetition_penalty": 2.0}, []),
+    ],
+)
+def test_settings_that_no_answer_can_follow_are_named(asked, settings, names):
+    from transformers import GenerationConfig
+
+    note = replace(asked.pair.voice, own=GenerationConfig(**settings)).note
+    assert [name for name in settings if name in note.replace(",", "").split()] == names
 
 
 @pytest.mark.torch

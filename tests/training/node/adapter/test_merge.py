@@ -16,9 +16,11 @@ from tests.support import tiny_adapter
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from training.node.adapter import merge  # noqa: E402
 from training.node.adapter.generate import load_tuned  # noqa: E402
-from training.text.files import SUMS, parse_sums, seal, sha256_of  # noqa: E402
+from training.text.files import ADAPTER_WEIGHTS, SUMS, parse_sums, seal, sha256_of  # noqa: E402
 from training.text.problems import AdapterError  # noqa: E402
 
 
@@ -86,6 +88,21 @@ def test_the_merged_model_says_what_the_adapter_beside_its_base_does(models, cas
         theirs = PeftModel.from_pretrained(tiny_adapter.load(models[base]), adapter).eval()(ids).logits
         before = tiny_adapter.load(models[base])(ids).logits
     assert (ours - theirs).norm() < 1e-5 * theirs.norm() < 1e-2 * (before - theirs).norm()
+
+
+def test_a_row_of_zeros_stays_one_where_doras_length_would_make_it_no_number(models, tmp_path: Path):
+    untied = tiny_adapter.load(models["untied"])
+    with torch.no_grad():
+        untied.lm_head.weight[7] = 0
+    untied.save_pretrained(tmp_path / "base")
+    adapter = tiny_adapter.write_adapter(tmp_path / "base", tmp_path / "adapter", **CASES["dora of the head"])
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
+    for name in (name for name in tensors if "lora_B" in name):
+        tensors[name][7] = 0
+    save_file(tensors, adapter / ADAPTER_WEIGHTS)
+    merge.merge(tmp_path / "base", adapter, tmp_path / "merged")
+    head = tiny_adapter.load(tmp_path / "merged").lm_head.weight
+    assert head.isfinite().all() and not head[7].any()
 
 
 def test_rows_of_an_embedding_beside_a_lora_of_the_head_it_shares_are_refused(models, tmp_path: Path):
