@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, cast
 
 import paramiko
 from paramiko.channel import ChannelFile, ChannelStdinFile
@@ -28,18 +28,12 @@ from training.text.files import Frame
 LAST_WORDS = 5
 LEAVE_S = 10.0
 OPEN_S = 20.0
-LONGEST_LINE, LONGEST_WORDS, LONGEST_GREETING = 8 << 20, 64 << 20, 1 << 16
-"""Characters of one line that a program says; of all together, where they are kept until it ends; of what the shell
-says before it, whose end is kept."""
+LONGEST_LINE, LONGEST_GREETING = 8 << 20, 1 << 16
+"""Characters of one line that a program says; of what the shell says before it, whose end is kept."""
 
 
 class ProgramError(ssh.SshError):
     """A program ended badly, or the connection to it did; the message has its last words."""
-
-    def __init__(self, message: str, code: int | None = None, output: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.code, self.said = code, output
-        """Of one that ended: its exit code, and what it said."""
 
 
 class ProgramRefused(InventoryError, ValueError):
@@ -103,14 +97,12 @@ class Program:
         try:
             for line in self._reader:
                 if len(line) > LONGEST_LINE:
-                    self._cut_off("a line of it", LONGEST_LINE)
+                    self._drop()
+                    what = f"a line of it has more than {LONGEST_LINE} characters"
+                    raise ProgramError(f"{self.where}: the program was ended: {what}")
                 yield line
         except (EOFError, OSError) as error:
             raise ProgramError(f"{self.where}: the connection broke: {error or type(error).__name__}") from error
-
-    def _cut_off(self, what: str, most: int) -> NoReturn:
-        self._drop()
-        raise ProgramError(f"{self.where}: the program was ended: {what} has more than {most} characters")
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """What it tells in JSON, until it ends; a note goes to stderr. Raises ProgramRefused for its mistake,
@@ -129,16 +121,6 @@ class Program:
             yield message
         self._ended(words)
 
-    def last_words(self) -> str:
-        """All that it says, once it has ended. Raises ProgramError where it failed."""
-        output, left = list[str](), LONGEST_WORDS
-        for line in self.lines():
-            output.append(line)
-            if (left := left - len(line)) < 0:
-                self._cut_off("it", LONGEST_WORDS)
-        self._ended(output)
-        return "".join(output)
-
     def _ended(self, words: Sequence[str]) -> None:
         try:
             code = self._end()
@@ -147,7 +129,7 @@ class Program:
         if code:  # -1 where the connection went first
             output = [word.strip() for word in words if word.strip()]
             last = output[-1] if output else "it said nothing"
-            raise ProgramError(f"{self.where}: the program ended with {code}: {last}", code, output)
+            raise ProgramError(f"{self.where}: the program ended with {code}: {last}")
 
 
 @contextlib.contextmanager

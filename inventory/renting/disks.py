@@ -196,7 +196,7 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
     for k in sorted(numbers):
         own = [d for d in disks if d.kind == "data" and _number(d, machines) == k]
         for disk in own:
-            if _is_still_attached(disk):
+            if disk.status == "Detaching" or (disk.instance_id and not disk.delete_with_instance):  # not free yet
                 raise DiskHeld(
                     f"te{k} is being reclaimed, and its disk {disk.disk_id} ({disk.size_gib} GiB) is free when it is "
                     "gone: --wait waits for that, some 5 minutes. A new machine now would get another disk"
@@ -212,11 +212,6 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
 def _number(disk: Disk, machines: dict[str, Instance]) -> int | None:
     owner = machines.get(disk.instance_id)
     return members.disk_number(disk) or (members.number(owner) if owner else None)
-
-
-def _is_still_attached(disk: Disk) -> bool:
-    """Whether a disk outlives the machine that has it, and is not free yet. Asked of disks of missing machines."""
-    return disk.status == "Detaching" or bool(disk.instance_id and not disk.delete_with_instance)
 
 
 def _told(disk: Disk) -> str:

@@ -42,18 +42,13 @@ def check_ids(config: Mapping[str, Any], recipe: Recipe, tokenizer: Any, largest
 
 
 def _refuse_beyond(config: Mapping[str, Any], name: str, what: str, number: int, cure: str) -> None:
-    rows = embedding_rows(config)
+    rows = _number(config.get("text_config") or {}, "vocab_size") or _number(config, "vocab_size")
     if rows is not None and not 0 <= number < rows:
         raise DataError(f"{what} has the id {number}, but the embedding of {name} ends with {rows - 1}; {cure}")
 
 
 def _named(tokenizer: Any, number: int) -> str:
     return repr(tokenizer.convert_ids_to_tokens(number))
-
-
-def embedding_rows(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a model has rows for, by its config.json; None where that says nothing."""
-    return _number(config.get("text_config") or {}, "vocab_size") or _number(config, "vocab_size")
 
 
 def positions(config: Mapping[str, Any]) -> int | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.errors import InventoryError
-from inventory.node_program import ProgramError
+from inventory.node_program import ProgramError, ProgramRefused
 from inventory.shown import shown
 from training.cost.shape import ModelShape, PlanError
 from training.laptop import new_run, preparing
@@ -45,7 +45,6 @@ from training.models.folder import (
     entries,
     folder_of,
     lacking,
-    last_object,
     refuse_no_tokenizer,
     shape_of,
     shard_names,
@@ -56,7 +55,7 @@ from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.launch import LaunchError
 from training.text.files import within
-from training.text.problems import UNUSABLE, AdapterError
+from training.text.problems import AdapterError
 
 KIND = "count"
 """What the folder of a count on the head is called by."""
@@ -150,10 +149,11 @@ def _ask_head(cluster: Session, module: str, folder: Path, limit_s: float) -> di
         command = preparing.program_command(launch, module, arguments, from_hub=False)
         with head.talk(command) as program:
             try:
-                return last_object(within(limit_s, program.last_words), module)
+                *_, outlines = within(limit_s, lambda: list(program.messages()))
+            except ProgramRefused as error:
+                raise PlanError(shown(str(error))) from error
             except ProgramError as error:
-                if error.code == UNUSABLE and error.said:
-                    raise PlanError(shown(error.said[-1])) from error
                 raise HeadError(shown(str(error))) from error
             except TimeoutError as error:
                 raise HeadError(f"{head.name}: {module} did not end within {limit_s:.0f} s") from error
+    return outlines

@@ -41,15 +41,11 @@ class StartLock:
         self._head, self._talk, self._messages = head, talk, talk.messages()
         self._one_at_a_time = threading.Lock()
 
-    def first_answer(self) -> bool:
-        """Whether the head gave the turn to this side."""
-        return self._answer()
-
     def confirm(self) -> None:
         """HeadError where the head has given the turn to others meanwhile: nothing may be started any more."""
         try:
             self._send("still")
-            held = self._answer()
+            held = self.answer()
         except ProgramError:
             held = False
         if not held:
@@ -68,7 +64,7 @@ class StartLock:
         with self._one_at_a_time:
             self._talk.send(word)
 
-    def _answer(self) -> bool:
+    def answer(self) -> bool:
         try:
             message: dict[str, Any] | None = within(ANSWER_S, lambda: next(self._messages, None))
         except TimeoutError as error:
@@ -84,7 +80,7 @@ def hold_start_lock(head: Head) -> Iterator[StartLock]:
     with head.talk(f"exec {hold_command(head, SILENCE_S)}") as talk:
         mine = StartLock(head, talk)
         try:
-            if not mine.first_answer():
+            if not mine.answer():
                 raise LaunchError(in_the_way(head, under_way(head) or "a run"))
         except ProgramError as error:
             raise HeadError(str(error)) from error

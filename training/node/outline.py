@@ -11,7 +11,6 @@ from __future__ import annotations
 from training.node.slow_imports import all_imported
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -27,7 +26,6 @@ from training.cost.shape import Layer, ModelShape, PlanError
 from training.node import attached
 from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
 from training.node.base_weights import check_weights_match_config
-from training.text.problems import FINISHED, AdapterError
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
 """What configurations call the number of experts that a token is sent to."""
@@ -143,26 +141,25 @@ def _total(parameters: Iterator[tuple[str, nn.Parameter]]) -> int:
     return sum(p.numel() for _, p in parameters)
 
 
-def main() -> None:
+def main() -> int:
     all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, nargs="+", required=True, help="folders with a config.json")
-    parser.add_argument("--attached", action="store_true", help="end with standard input: whoever asked has gone")
+    parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()
     sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it, two seconds
-    outlines: dict[str, Any] = {}
-    for folder in args.config:
-        try:
+
+    def work() -> None:
+        outlines: dict[str, Any] = {}
+        for folder in args.config:
             outlines[str(folder)] = shape_of_folder(folder).to_outline()
             check_weights_match_config(folder)
-        except (AdapterError, PlanError) as error:
-            print(error, file=sys.stderr)
-            sys.exit(error.exit_code)
-    print(json.dumps(outlines, separators=(",", ":")), flush=True)
-    sys.exit(FINISHED)
+        attached.tell(**outlines)
+
+    return attached.run(work, args.attached)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

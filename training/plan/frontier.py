@@ -118,10 +118,7 @@ def rows(ways: Sequence[RentOption], most: int = SHOWN) -> tuple[RentOption, ...
     if unbeaten := frontier(in_stock, most):
         return unbeaten
     fewest: dict[str, RentOption] = {}
-    for each in sorted((each for each in in_stock if each.seconds is None), key=_price_h):
+    cheapest = sorted(in_stock, key=lambda each: (each.offered.machines.price_h or 0.0, each.offered.nodes))
+    for each in (each for each in cheapest if each.seconds is None):
         fewest.setdefault(each.offered.type_name, each)
     return (*frontier(ways, most), *fewest.values())[: 2 * most]
-
-
-def _price_h(way: RentOption) -> tuple[float, int]:
-    return way.offered.machines.price_h or 0.0, way.offered.nodes

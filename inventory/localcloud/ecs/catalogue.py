@@ -115,20 +115,15 @@ def spot_price(type_name: str, zone_id: str, at: float, *, duration_h: int = 1, 
     """
     of, hour = TYPES[type_name], at / 3600
     begun, part = int(hour), hour % 1
-    level = 0.2 + 0.2 * _chance(zone_id, type_name)
+    level = 0.2 + 0.2 * share_of(zone_id, type_name)
     tide = 0.05 * math.sin(2 * math.pi * (hour % 24) / 24)
-    chance = (1 - part) * _chance(zone_id, type_name, begun) + part * _chance(zone_id, type_name, begun + 1)
+    chance = (1 - part) * share_of(zone_id, type_name, begun) + part * share_of(zone_id, type_name, begun + 1)
     share = level + tide + 0.05 * (chance - 0.5)
     share *= factor * (1.0 if duration_h else UNPROTECTED)
     return round(of.price * min(1.0, max(FLOOR, share)), 3)
 
 
-def interruption_percent(type_name: str, zone_id: str) -> float:
-    """How often such spot machines were reclaimed in the last 30 days."""
-    return round(12 * _chance("reclaimed", type_name, zone_id), 1)
-
-
-def _chance(*of: object) -> float:
+def share_of(*of: object) -> float:
     """A number from 0 to 1 that depends on its arguments alone."""
     digest = hashlib.sha256(" ".join(map(str, of)).encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32

@@ -126,7 +126,7 @@ def describe_spot_advice(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
 def _advice(cloud: EmulatedCloud, of: catalogue.Type, zone: str) -> dict[str, Any]:
     at = [cloud.now() - 6 * HOUR_S * back for back in range(30 * 4)]
     average = sum(catalogue.spot_price(of.name, zone, each) for each in at) / len(at)
-    rate = catalogue.interruption_percent(of.name, zone)
+    rate = round(12 * catalogue.share_of("reclaimed", of.name, zone), 1)  # percent of 30 days
     return {
         "InstanceType": of.name,
         "AverageSpotDiscount": round(100 * average / of.price),

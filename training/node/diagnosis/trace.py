@@ -189,15 +189,14 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> Summary:
         for name, own_us in _self_times(lane):
             self_us[name] += own_us
             calls[name] += 1
-    talk = [event for event in timed if _communicates(event, kernels)]
+    talk = [  # with kernels in the trace only they count: on the host NCCL's calls are over at once
+        event
+        for event in timed
+        if event["name"].startswith(_COMMUNICATION) and (not kernels or event.get("cat") == "kernel")
+    ]
     begin, end = (min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)) if steps else (0.0, 0.0)
     spans = ((max(begin, e["ts"]), min(end, e["ts"] + e["dur"])) for e in talk)
     return Summary(len(steps), end - begin, covered_us(spans), self_us, calls)
-
-
-def _communicates(event: Mapping[str, Any], kernels: bool) -> bool:
-    """With kernels in the trace only they count: on the host NCCL's calls are over at once."""
-    return event["name"].startswith(_COMMUNICATION) and (not kernels or event.get("cat") == "kernel")
 
 
 def _self_times(lane: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:

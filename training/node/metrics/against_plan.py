@@ -11,7 +11,6 @@ import argparse
 import json
 import time
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,8 @@ def measured(run: Path, now: float) -> MeasuredRun | None:
         rows, _, _ = parse_metrics((run / METRICS).read_bytes())
     except UNREADABLE:
         return None
-    if is_slowed(launch) or not isinstance(predicted, dict) or not _is_plain(recipe):
+    plain = all(recipe.get(key, value) == value for key, value in PLAIN.items())
+    if is_slowed(launch) or not isinstance(predicted, dict) or not plain:
         return None
     ranks, resumed = launch.world_size, [each.step for each in resumes_of(run)]
     return measure(run.name, rows, predicted, time=now, ranks=ranks, resumed=resumed, **kind)
@@ -55,11 +55,6 @@ def _planned(run: Path) -> tuple[Launch, Any, dict[str, Any]]:
 def is_slowed(launch: Launch) -> bool:
     """Whether its steps take longer on purpose."""
     return bool(launch.profile) or launch.debug_rank is not None
-
-
-def _is_plain(recipe: Mapping[str, Any]) -> bool:
-    """Whether its steps are all alike, and like those of other runs of its strategy: plans learn from such alone."""
-    return all(recipe.get(key, value) == value for key, value in PLAIN.items())
 
 
 def resumes_of(run: Path) -> list[Resumed]:
