@@ -29,7 +29,8 @@ folders = (
     training.laptop.run_list.tasks,
 )
 # Most users have no local cloud: its tasks are listed where there is one, and by `fab --list=local`.
-hidden = ["local"] if sys.argv[1:] in ([], ["--list"], ["-l"]) and not any_cloud() else []
+listing = sys.argv[0].endswith("fab") and sys.argv[1:] in ([], ["--list"], ["-l"])
+hidden = ["local"] if listing and not any_cloud() else []
 for folder in folders:
     part = folder.namespace
     for task in part.tasks.values():

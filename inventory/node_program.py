@@ -23,7 +23,7 @@ from inventory import ssh
 from inventory.errors import USER_MISTAKE, InventoryError
 from inventory.nodes import Node
 from inventory.shown import shown
-from training.text.files import Frame
+from training.text.files import Frame, bounded_json
 
 LAST_WORDS = 5
 LEAVE_S = 10.0
@@ -120,6 +120,12 @@ class Program:
                 continue
             yield message
         self._ended(words)
+
+    def answer(self) -> dict[str, Any]:
+        """The last of `messages`, once it has ended. Raises what that does, and ProgramError where there was none."""
+        if last := deque(self.messages(), maxlen=1):
+            return last[0]
+        raise ProgramError(f"{self.where}: the program ended without an answer")
 
     def _ended(self, words: Sequence[str]) -> None:
         try:
@@ -221,7 +227,7 @@ def start_here(command: str) -> Program:
 def _message(line: str) -> dict[str, Any] | None:
     """The object that a line is; None where it is words, whatever they begin with."""
     try:
-        content = json.loads(line) if line.startswith("{") else None
-    except (ValueError, RecursionError):
+        content = bounded_json(line) if line.startswith("{") else None
+    except ValueError:
         return None
     return content if isinstance(content, dict) else None

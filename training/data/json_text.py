@@ -18,7 +18,7 @@ PIECE = 1 << 20
 """Characters read at a time, at least."""
 VALUE_LIMIT = 64 * 2**20
 """Characters of one value, as bytes of a line: what is longer is no record."""
-UNSEEN = {"Cc", "Cf", "Cn", "Mn"}
+UNSEEN = {"Cc", "Cf", "Mn"}
 """Unicode's categories of characters that show nothing by themselves."""
 _BLANK = re.compile(r"[ \t\n\r\ufeff]*")
 """Between values; also the byte order mark of a file that was put behind another."""

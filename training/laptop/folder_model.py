@@ -149,11 +149,10 @@ def _ask_head(cluster: Session, module: str, folder: Path, limit_s: float) -> di
         command = preparing.program_command(launch, module, arguments, from_hub=False)
         with head.talk(command) as program:
             try:
-                *_, outlines = within(limit_s, lambda: list(program.messages()))
+                return within(limit_s, program.answer)
             except ProgramRefused as error:
                 raise PlanError(shown(str(error))) from error
             except ProgramError as error:
                 raise HeadError(shown(str(error))) from error
             except TimeoutError as error:
                 raise HeadError(f"{head.name}: {module} did not end within {limit_s:.0f} s") from error
-    return outlines

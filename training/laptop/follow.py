@@ -56,13 +56,10 @@ class RunLook:
     """What of its files cannot be read."""
 
     @property
-    def steps(self) -> tuple[dict[str, Any], ...]:
-        """Those of its newest start, oldest first: none while a supervisor stands by an end, its own or the one before
-        a resume."""
-        if self.status is None or not self.alive:
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """`metrics` of its newest start: one that has just resumed has none."""
+        if self.status is None:
             return self.metrics
-        if self.status.over:
-            return ()
         began = datetime.fromtimestamp(self.status.started, UTC).isoformat(timespec="milliseconds")
         return tuple(row for row in self.metrics if str(row.get("time", began)) >= began)
 

@@ -59,14 +59,13 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
     arguments = ["--run", launch.run_dir, "--attached", *(["--skip-bad"] if order.skip_bad else [])]
     with head.talk(program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)) as program:
         try:
-            *_, prepared = within(PREPARE_S, lambda: list(program.messages()))
+            return within(PREPARE_S, program.answer)
         except ProgramRefused as error:
             raise DataError(renamed(str(error), order.names)) from error
         except ProgramError as error:
             raise HeadError(f"preparing the data: {error}") from error
         except TimeoutError as error:
             raise HeadError(f"preparing the data on {head.name}: {error}") from error
-    return prepared
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:

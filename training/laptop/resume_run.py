@@ -8,7 +8,6 @@ import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +149,8 @@ def fitted(
         return change
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))
+    if {"steps", "epochs"} & set(overridden) and (total := recipe.total_steps(work.rows)) <= step:
+        raise LaunchError(f"{run_id} has done {step} steps already, and this is {total}: --force --steps N takes more")
     left |= dict.fromkeys((*recipe.left_open, *layout_keys(recipe, shape, launch.world_size)))
     free = [key for key in left if key not in overridden]
     now_on = machines_now(cluster, launch, nodes)
@@ -204,8 +205,6 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
     """What `overrides` change from `step` on. Raises RecipeError, and LaunchError naming what would change the
     computation."""
     before, after = _read(text), _read(text, overrides)
-    if "steps" in overrides and (after.steps or inf) <= step:
-        raise LaunchError(f"--steps {after.steps}: the run has done {step} steps already; --force --steps N takes more")
     was, is_now = before.compute_keys(), after.compute_keys()
     differs = [
         _difference(key, is_now.get(key), was.get(key))

@@ -46,7 +46,8 @@ def values(cluster: Session, rented: Sequence[Instance]) -> dict[str, Any]:
         {
             "node": each.name,
             "address": each.address,
-            "state": since(str(answers[each.name])),
+            "up_s": figure_in(str(answers[each.name])) or None,
+            "error": str(answers[each.name]) if isinstance(answers[each.name], Exception) else "",
             "released_at": ends.get(each.machine_id),
         }
         for each in cluster.nodes
@@ -114,9 +115,9 @@ def progress(label: str) -> Iterator[Callable[[RunLook], None]]:
                 if each not in printed:
                     bar.console.print(each)
                     printed.add(each)
-            if seen.steps:
-                last = seen.steps[-1]
-                at, below = headline(last, eta_s(seen.steps)), details(last, seen.evaluation, seen.money)
+            if seen.rows:
+                last = seen.rows[-1]
+                at, below = headline(last, eta_s(seen.rows)), details(last, seen.evaluation, seen.money)
                 at = f"{stopping(seen) or at}{running(seen)}"
                 bar.update(task, total=last["total_steps"], completed=last["step"], description=at, below=below)
             elif seen.status:
@@ -172,11 +173,11 @@ def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
             if each not in printed["news"]:
                 write(each)
                 printed["news"].add(each)
-        row = seen.steps[-1] if seen.steps else None
+        row = seen.rows[-1] if seen.rows else None
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - printed["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != printed["step"] and (due or last) and not stopping(seen):
-            write(f"{headline(row, eta_s(seen.steps))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
+            write(f"{headline(row, eta_s(seen.rows))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
             printed.update(step=row["step"], at=time.monotonic())
 
     return show

@@ -267,9 +267,9 @@ def logs(
     """Show the log of a run or of one rank; --follow shows progress."""
     flags = {"--rank": rank >= 0, "--facts": facts, "--all": all, "--follow": follow}
     chosen = [flag for flag, is_set in flags.items() if is_set]
+    if chosen[1:]:
+        raise Exit(f"{' and '.join(chosen)}: one of them at a time", code=2)
     with sentences(), open_cluster.open_cluster(here) as cluster:
-        if chosen[1:]:
-            raise launch.LaunchError(f"{' and '.join(chosen)}: one of them at a time")
         run_id = runs.find(cluster.head, run or None)
         if not follow:
             attach.show_log(cluster, run_id, attach.LogPart("".join(chosen)), rank)

@@ -13,8 +13,8 @@ from training.text.problems import TrainingError
 
 
 def tell(**message: Any) -> None:
-    """One JSON line to whoever asked."""
-    print(json.dumps(message, ensure_ascii=False), flush=True)
+    """One JSON line to whoever asked; in ASCII, as half a surrogate has no other form."""
+    print(json.dumps(message), flush=True)
 
 
 def end_with_input(take: Callable[[str], None] = lambda line: None) -> None:

@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run folder")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad records out instead of stopping")
-    parser.add_argument("--attached", action="store_true", help="end with standard input: whoever asked has gone")
+    parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()

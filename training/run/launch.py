@@ -166,7 +166,9 @@ _OF_NODE = {
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),  # for wandb
 }
 """What a node may add. /etc/nccl.conf has room for all that NCCL and its network plugins read."""
-_OF_LOGIN = re.compile("_|PWD|OLDPWD|SHLVL|TERM|MAIL|MOTD_SHOWN|(SSH|XDG|DBUS)_.*")
+_OF_LOGIN = re.compile(
+    "_|PWD|OLDPWD|SHLVL|TERM|MAIL|MOTD_SHOWN|LS_COLORS|LESS(OPEN|CLOSE)|(SSH|DBUS|LC|XDG_SESSION)_.*|XDG_RUNTIME_DIR"
+)
 """What every login over ssh has."""
 
 

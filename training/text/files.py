@@ -151,16 +151,7 @@ MODEL_CONFIG = "model/config.json"
 """With weights beside it, what full fine-tuning has in the adapter's place."""
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 TOKENIZER = (
-    *(
-        "tokenizer.json",
-        "tokenizer.*.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.*",
-        "merges.txt",
-        "tekken.json",
-    ),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "tekken.json"),
     *("*.model", "*.tiktoken", *TEMPLATES),
 )
 """Files that a tokenizer may consist of."""
@@ -190,20 +181,21 @@ def sha256_of(path: Path) -> str:
 
 
 def is_one_of(name: str, patterns: Iterable[str] = MODEL) -> bool:
-    """Whether one of the patterns means a file of this path inside a folder; `*` ends at a slash, and what is hidden
-    (._config.json of another system) is meant by none."""
+    """Whether one of the patterns means a file of this path inside a folder; `*` ends at a slash. None means what is
+    hidden (._config.json of another system), nor a copy that a file manager left ("model (1).safetensors")."""
     hidden = any(part.startswith(".") for part in name.split("/"))
-    return not hidden and any(name.count("/") == one.count("/") and fnmatchcase(name, one) for one in patterns)
+    copied = {" ", "("} & set(name) and name.endswith((".safetensors", ".json", ".model"))
+    return (
+        not hidden
+        and not copied
+        and any(name.count("/") == one.count("/") and fnmatchcase(name, one) for one in patterns)
+    )
 
 
 def model_files(folder: Path, patterns: Iterable[str] = MODEL) -> list[str]:
-    """Which of a folder's files these are, by relative path, sorted; of weights those alone that a model is loaded
-    from, not a copy that a file manager left beside them."""
+    """Which of a folder's files these are, by relative path, sorted."""
     paths = {path.relative_to(folder).as_posix() for one in patterns for path in folder.glob(one) if path.is_file()}
-    placed = object_in(folder / INDEX, json.loads).get("weight_map")
-    loaded = {SINGLE, *(map(str, placed.values()) if isinstance(placed, dict) else ())}
-    others = {name for name in paths if name.endswith(".safetensors")} - loaded
-    return sorted(name for name in paths - others if is_one_of(name, patterns))
+    return sorted(name for name in paths if is_one_of(name, patterns))
 
 
 def copy_files(

@@ -121,8 +121,8 @@ def test_what_the_head_cannot_build_is_its_sentence(head, folder):
 @pytest.mark.parametrize(
     ("told", "error", "said"),
     [
-        ("", PlanError, "training.node.outline ended without an answer"),
-        ("[1]", PlanError, "training.node.outline ended without an answer"),
+        ("", HeadError, "ended without an answer"),
+        ("[1]", HeadError, "ended without an answer"),
         ("{}", PlanError, "the outline of a model cannot be read"),
         ('{"x": {"kind": "qwen3", "hidden": "wide"}}', PlanError, "the outline of a model cannot be read"),
         ("\x1b[2Jmoved; exit 7", HeadError, r"ended with 7: \\x1b\[2Jmoved"),

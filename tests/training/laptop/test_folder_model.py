@@ -309,10 +309,10 @@ def test_copies_that_a_file_manager_left_are_not_the_models(folder: Path):
     (folder / "model.safetensors").unlink()
     model, state = model_files(folder), state_of(folder)
     assert {*SHARDS, INDEX, "tokenizer.json", "tokenizer_config.json"} <= {*model}
-    for name in ("model copy", "model-00001-of-00002 copy", "model (1)", "model-00003-of-00003"):
+    for name in ("model copy", "model-00001-of-00002 copy", "model (1)"):
         (folder / f"{name}.safetensors").write_bytes(b"0")
-    for name in ("tokenizer copy", "tokenizer_config (1)"):
-        (folder / f"{name}.json").write_text("{}")
+    for name in ("tokenizer copy.json", "tokenizer_config (1).json", "tokenizer copy.model"):
+        (folder / name).write_text("{}")
     assert (model_files(folder), state_of(folder)) == (model, state)
     assert folder_recipe(str(folder), {}).max_length == 512
 

@@ -280,12 +280,10 @@ def test_who_follows_a_resume_sees_no_step_of_the_start_before():
     rows = (before | {"time": "2026-01-31T15:44:59.000+00:00"}, before | {"time": "2026-01-31T15:45:01.000+00:00"})
     started = datetime(2026, 1, 31, 15, 45, tzinfo=UTC).timestamp()
 
-    def steps(state, alive):
-        return RunLook(Status("tiny-20260131-154500", state, started=started), alive, rows).steps
-
-    assert steps("running", True) == rows[1:]
-    assert steps("stopped", True) == (), "it is being resumed"
-    assert steps("finished", False) == rows
+    for state, alive in (("starting", True), ("running", True), ("finished", True), ("failed", False)):
+        status = Status("tiny-20260131-154500", state, started=started)
+        assert RunLook(status, alive, rows).rows == rows[1:]
+    assert RunLook(None, alive=True, metrics=rows).rows == rows
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -85,12 +85,12 @@ def test_where_a_rank_fell_silent_it_is_named_and_not_the_one_that_left_because_
     followed = Failed("peer_lost", "leaving, because of rank 0", follows=True)
     lines = [of_rank(0, silent), ended(0, PEER_LOST), of_rank(1, followed), ended(1, PEER_LOST)]
     observation = seen(of_rank(2, Started(77)), of_rank(3, Started(78)), *lines)
-    assert observation.silent == {2: 77}, "what it does is asked"
+    assert observation.silent_peer == {2: 77}, "what it does is asked"
     end = verdict(observation, False, 1)
     assert (end.node, end.rank, end.cause) == ("te3", 2, Cause("peer_lost", peer=2))
     assert end.reason == "rank 0 on te1 left by itself: rank 2 (te3) has been silent for 31 s; leaving"
     observation.take(ended(2, 1))
-    assert observation.silent == {}
+    assert observation.silent_peer == {}
     nobody = verdict(seen(of_rank(0, Failed("peer_lost", "?", peer=99)), ended(0, PEER_LOST)), False, 1)
     assert (nobody.node, nobody.rank) == ("te1", 0)
 

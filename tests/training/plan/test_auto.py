@@ -223,8 +223,8 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     nodes = head_node.of_nodes(cluster.head, launch)
     assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
 
-    def fitted(*said: str) -> SettingChange:
-        return resume_run.fitted(cluster, launch, nodes, SettingChange(), step=10, overridden=said)
+    def fitted(*said: str, step: int = 10) -> SettingChange:
+        return resume_run.fitted(cluster, launch, nodes, SettingChange(), step=step, overridden=said)
 
     monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A100", 1))
     (left,) = fitted().files.items()
@@ -239,6 +239,11 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     )
     kept = fitted(*ALL)
     assert kept == SettingChange(), "what is said for the resume stays"
+    last = RESUMED.total_steps(plan.data["rows"])
+    with pytest.raises(LaunchError):  # nothing would be left to learn
+        fitted("epochs", step=last)
+    fitted("epochs", step=last - 1)
+    fitted(step=last)
 
 
 @pytest.mark.parametrize("checkpointing", ["auto", "true"])

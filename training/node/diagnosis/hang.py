@@ -32,6 +32,8 @@ LONG = 5
 """Loading, the first step, a save and an evaluation have this many times the floor: at its default of 300 s that
 is 1500 s, less than a collective's own time-out, after which there are no ranks left to be asked."""
 PACES = 50
+MOTIONLESS = {"?": "is gone", "Z": "is dead", "T": "is stopped by a signal", "t": "is stopped"}
+"""What a rank is by the kernel's letter, the surest sign first."""
 OWN_WAITS = {
     ("training/node/metrics/steps.py", "timed"): "wait",
     ("training/node/strategies/crossing.py", "take"): "a receive from a neighbouring stage",
@@ -144,6 +146,14 @@ class RankState:
         """The innermost place that is not the standard library's."""
         return next((frame for frame in self.stack if frame.foreign), None)
 
+    @property
+    def place(self) -> str:
+        """Its step or phase and its line, behind what it does."""
+        at = f" at {self.where}" if self.where else (f" ({self.error})" if self.error else "")
+        step = f" in step {self.step + 1}" if self.step is not None and self.phase == STEP else ""
+        phase = f", {self.phase}" if self.phase and self.phase != STEP else ""
+        return f"{step}{phase}{at}"
+
 
 @dataclass(frozen=True)
 class Straggler:
@@ -161,22 +171,17 @@ def straggler(states: Sequence[RankState], silent_s: float) -> Straggler:
     if late is None:
         places = sorted({state.collective for state in states if state.waits})
         return Straggler(None, None, f"{begin}every rank waits in {', '.join(places) or 'the same place'}")
-    at = f" at {late.where}" if late.where else (f" ({late.error})" if late.error else "")
     others = Counter(state.collective for state in states if state is not late and state.waits)
     waiting = f"; the others wait in {others.most_common(1)[0][0]}" if others else ""
-    step = f" in step {late.step + 1}" if late.step is not None and late.phase == STEP else ""
-    phase = f", {late.phase}" if late.phase and late.phase != STEP else ""
-    return Straggler(late.rank, late.node, f"{begin}rank {late.rank} on {late.node} {how}{step}{phase}{at}{waiting}")
+    return Straggler(late.rank, late.node, f"{begin}rank {late.rank} on {late.node} {how}{late.place}{waiting}")
 
 
 def _latest(states: Sequence[RankState]) -> tuple[RankState | None, str]:
     """The rank to blame, by the surest sign there is, and in words what it did."""
-    for letter, words in (("?", "is gone"), ("Z", "is dead"), ("T", "is stopped by a signal"), ("t", "is stopped")):
+    for letter, words in MOTIONLESS.items():
         if suspects := [state for state in states if state.state == letter]:
             return suspects[0], words
     fell = "fell behind"
-    if len(states) == 1:
-        return states[0], fell
     if suspects := _fewest_enqueued(states):
         return suspects[0], fell
     idle = [state for state in states if not state.waits]
@@ -240,20 +245,20 @@ ASK_S = 90.0
 
 
 def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom:
-    """Collect what these ranks do into hang/<time>/, and give the symptom they point at."""
-    states, lost = _ask(launch, pids)
-    folder = f"{HANG}/{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        (Path(launch.run_dir) / folder).mkdir(parents=True)
-        for state in states:
-            (Path(launch.run_dir) / folder / f"rank-{state.rank}.txt").write_text(state_text(state), encoding="utf-8")
-    except OSError as error:
-        print(f"{folder}: {error}", file=sys.stderr, flush=True)
+    """Collect what all ranks do into hang/<time>/, and give the symptom they point at."""
+    states, lost, folder = _collected(launch, pids)
     if lost:
         reason = f"no step was finished for {silent_s:.0f} s, and node {lost[0].node} does not say why: {lost[0]}"
         return Symptom(2, reason, Cause("hung"), lost[0].node)
     late = straggler(states, silent_s)
     return Symptom(2, f"{late.sentence}; stacks: {folder}", Cause("hung"), late.node, late.rank)
+
+
+def where_they_stand(launch: Launch, pids: Mapping[int, int]) -> str:
+    """The same of ranks that fell silent: what each does, behind a semicolon; empty where their node is as silent."""
+    states, _, folder = _collected(launch, pids)
+    words = (f"; rank {each.rank} {MOTIONLESS.get(each.state, 'stands')}{each.place}" for each in states)
+    return "".join(words) + (f"; stacks: {folder}" if states else "")
 
 
 def stacks_command(launch: Launch, pids: Mapping[int, int]) -> str:
@@ -263,7 +268,8 @@ def stacks_command(launch: Launch, pids: Mapping[int, int]) -> str:
     return f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)}"
 
 
-def _ask(launch: Launch, pids: Mapping[int, int]) -> tuple[list[RankState], list[NodeError]]:
+def _collected(launch: Launch, pids: Mapping[int, int]) -> tuple[list[RankState], list[NodeError], str]:
+    """What ranks do, the nodes that did not say, and the folder hang/<time>/ of the run that has it, a file a rank."""
     states: list[RankState] = []
     lock = threading.Lock()
 
@@ -275,4 +281,11 @@ def _ask(launch: Launch, pids: Mapping[int, int]) -> tuple[list[RankState], list
 
     started = {launch.host_of(rank) for rank in pids}
     lost = on_hosts(tuple(host for host in launch.hosts if host in started), ask)
-    return sorted(states, key=lambda state: state.rank), lost
+    folder = f"{HANG}/{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        (Path(launch.run_dir) / folder).mkdir(parents=True)
+        for state in states:
+            (Path(launch.run_dir) / folder / f"rank-{state.rank}.txt").write_text(state_text(state), encoding="utf-8")
+    except OSError as error:
+        print(f"{folder}: {error}", file=sys.stderr, flush=True)
+    return sorted(states, key=lambda state: state.rank), lost, folder

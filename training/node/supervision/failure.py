@@ -125,7 +125,7 @@ class Observation:
         return len(self.ended) == self.launch.world_size
 
     @property
-    def silent(self) -> dict[int, int]:
+    def silent_peer(self) -> dict[int, int]:
         """The pid of the rank that the others left because of, by its number: it still stands there and says nothing.
         Empty where something else is likelier, or where none is."""
         first = next(iter(self.symptoms()), None)

@@ -28,7 +28,6 @@ from training.node.diagnosis.hang import StallWatch
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.diagnosis.progress import read_progress
 from training.node.diagnosis.xid import parse_xid
-from training.node.heartbeat import LIMIT_S as SILENT_S
 from training.node.supervision import nodes
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
@@ -160,13 +159,15 @@ class Supervisor:
         for host in () if self.launch.here else self.launch.hosts[1:]:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
+        stopping, code, peer = self.stop_requested_at is not None, launcher.poll(), self.seen.silent_peer
+        where = hang.where_they_stand(self.launch, peer) if peer and not stopping else ""
+        self._take_event()  # what came meanwhile
         self.ended.set()
-        code = launcher.poll()
-        if not self.stop_requested_at and (silent := self.seen.silent):
-            self.seen.hung = hang.ask_why(self.launch, silent, SILENT_S)
-        if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.symptoms():
+        if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not stopping and self.seen.symptoms():
             self._ask_drivers()
-        end = verdict(self.seen, self.stop_requested_at is not None, code)
+        end = verdict(self.seen, stopping, code)
+        if self.seen.silent_peer == peer:
+            end = replace(end, reason=end.reason + where)
         if self.reclaims.known and end.state == "stopped":
             cause = self.reclaims.cause(end.cause.saved is True, reclaim.newest_step(self.run_dir))
             end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
