@@ -36,7 +36,7 @@ ROOMS = {
     "training/models": (784, 8),
     "training/node": (3004, 32),
     "training/node/adapter": (1062, 7),
-    "training/node/diagnosis": (561, 7),
+    "training/node/diagnosis": (563, 7),
     "training/node/metrics": (585, 7),
     "training/node/prove": (376, 4),
     "training/node/strategies": (914, 11),

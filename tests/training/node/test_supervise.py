@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 from tests.support.checkpoints import with_checkpoint
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for_output
 from tests.support.waiting import as_soon_as, until
+from training.node.diagnosis.stacks import process_state
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import supervise
 from training.node.supervision.end_processes import processes_of
@@ -30,6 +32,7 @@ from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of
 from training.run.history import read_starts
 from training.run.launch import MASTER_PORTS, Host, Launch, launch_text
 from training.run.notices import release_text
+from training.text.problems import PEER_LOST
 
 RUN = "tiny-20260101-000000"
 
@@ -388,10 +391,10 @@ def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(
 FLOOD = "yes '[0] some words of a rank that is very verbose about all that it does' & sleep 3; kill $!; sleep 1"
 
 
-def a_run_here(run: Path, monkeypatch, command: str) -> Supervisor:
+def a_run_here(run: Path, monkeypatch, command: str, ranks: int = 1) -> Supervisor:
     """A supervisor of this machine whose launcher is a shell command."""
     (run / "logs").mkdir(parents=True)
-    hosts = (Host("localhost", "127.0.0.1", 1),)
+    hosts = (Host("localhost", "127.0.0.1", ranks),)
     launch = Launch(run.name, str(run), hosts, "training.program", (), sys.executable, {}, here=True, hang_s=0)
     (run / "launch.json").write_text(launch_text(launch))
     monkeypatch.setattr(supervise, "runner_argv", lambda launch, port: ["sh", "-c", command])
@@ -413,6 +416,25 @@ def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch
     assert len(asked) == 1 and 100 <= asked[0] < len(taken)
     assert max(taken) == taken[0] == LINE_BYTES and supervisor.events.maxsize == QUEUED
     assert (supervisor.run_dir / "logs" / "launcher.log").read_bytes().count(b"x" * 3_000_000) == 1
+
+
+def test_a_rank_that_the_others_no_longer_hear_is_asked_what_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "SETTLE_SECONDARY_S", 0.1)
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as silent:
+        silent.send_signal(signal.SIGSTOP)
+        until(lambda: process_state(silent.pid) == "T", "the signal")
+        left = Failed("peer_lost", "rank 1 has been silent", peer=1)
+        told = [(1, Started(silent.pid)), (0, Started(1)), (0, left), (0, Ended(PEER_LOST))]
+        words = "\\n".join(f"[{rank}] {line_of(event)}" for rank, event in told)
+        command = f"printf '%b\\n' {shlex.quote(words)}; exec sleep 60"
+        supervisor = a_run_here(tmp_path / RUN, monkeypatch, command, ranks=2)
+        (supervisor.run_dir / "training").symlink_to(Path(supervise.__file__).parents[2])
+        assert supervisor.main() == 1
+        silent.kill()
+    assert (supervisor.status.cause, supervisor.status.failed_rank) == (Cause("peer_lost", peer=1), 1)
+    (stack,) = (supervisor.run_dir / "hang").rglob("rank-*.txt")
+    assert stack.read_text().startswith("rank 1 on localhost: process state T")
+    assert str(stack.parent.relative_to(supervisor.run_dir)) in supervisor.status.reason
 
 
 @pytest.fixture

@@ -256,7 +256,9 @@ def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom
 
 def where_they_stand(launch: Launch, pids: Mapping[int, int]) -> str:
     """The same of ranks that fell silent: what each does, behind a semicolon; empty where their node is as silent."""
-    states, _, folder = _collected(launch, pids)
+    states, lost, folder = _collected(launch, pids)
+    for error in lost:
+        print(f"{error.node}: {error}", file=sys.stderr, flush=True)
     words = (f"; rank {each.rank} {MOTIONLESS.get(each.state, 'stands')}{each.place}" for each in states)
     return "".join(words) + (f"; stacks: {folder}" if states else "")
 
