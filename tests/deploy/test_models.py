@@ -374,6 +374,7 @@ def test_a_model_is_fetched_with_its_licence_and_nothing_else_and_none_without_w
 
     model = ["model.safetensors", "config.json", "LICENSE.txt", TOOLS]
     others = ["pytorch_model.bin", "original/a.pth", ".gitattributes", "README.md", "fp8/model.safetensors", "run.py"]
+    others += ["consolidated.safetensors"]
     assert names(*model, *others) == model
     assert names("pytorch_model.bin", "config.json") == []
 

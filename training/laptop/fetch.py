@@ -85,11 +85,6 @@ METADATA_BYTES = 256 << 20
 """Of a file that is read whole, as metrics.jsonl: two million steps."""
 
 
-def _is_metadata(name: str) -> bool:
-    """Small files that say what the run was; earlier recipes of a forced resume and what was measured among them."""
-    return name in SINGLE_FILES or name.startswith("recipe.before-") or is_evaluation(name)
-
-
 class FetchInterrupted(FetchError):
     """The head went away; what came stays, and the next fetch goes on with it."""
 
@@ -128,7 +123,12 @@ def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, 
     logs += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
     local.mkdir(parents=True, exist_ok=True)
     (local / FETCHED).write_text(f"{remote}\n", encoding="utf-8")
-    download.all([(name, local / name, None) for name in remote_names if _is_metadata(name)], METADATA_BYTES)
+    metadata = [
+        (name, local / name, None)
+        for name in remote_names
+        if name in SINGLE_FILES or name.startswith("recipe.before-") or is_evaluation(name)
+    ]
+    download.all(metadata, METADATA_BYTES)
     download.all([(name, local / name, None) for name in logs])
     names = download.names(CHECKPOINTS)
     best = download.text(f"{CHECKPOINTS}/{BEST}") if BEST in names else ""

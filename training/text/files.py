@@ -182,14 +182,12 @@ def sha256_of(path: Path) -> str:
 
 def is_one_of(name: str, patterns: Iterable[str] = MODEL) -> bool:
     """Whether one of the patterns means a file of this path inside a folder; `*` ends at a slash. None means what is
-    hidden (._config.json of another system), nor a copy that a file manager left ("model (1).safetensors")."""
+    hidden (._config.json of another system), a copy that a file manager left ("model (1).safetensors"), or the weights
+    once more as Mistral's own programs read them (consolidated.safetensors)."""
     hidden = any(part.startswith(".") for part in name.split("/"))
     copied = {" ", "("} & set(name) and name.endswith((".safetensors", ".json", ".model"))
-    return (
-        not hidden
-        and not copied
-        and any(name.count("/") == one.count("/") and fnmatchcase(name, one) for one in patterns)
-    )
+    matches = (name.count("/") == one.count("/") and fnmatchcase(name, one) for one in patterns)
+    return not (hidden or copied or name.startswith("consolidated")) and any(matches)
 
 
 def model_files(folder: Path, patterns: Iterable[str] = MODEL) -> list[str]:

@@ -304,12 +304,12 @@ def test_a_folder_that_holds_no_whole_model_is_refused_by_its_name_before_anythi
     assert str(refused.value).startswith(f"--model {folder}") and "\n" not in str(refused.value)
 
 
-def test_copies_that_a_file_manager_left_are_not_the_models(folder: Path):
+def test_copies_of_weights_are_not_the_models(folder: Path):
     _beside_shards(folder)
     (folder / "model.safetensors").unlink()
     model, state = model_files(folder), state_of(folder)
     assert {*SHARDS, INDEX, "tokenizer.json", "tokenizer_config.json"} <= {*model}
-    for name in ("model copy", "model-00001-of-00002 copy", "model (1)"):
+    for name in ("model copy", "model-00001-of-00002 copy", "model (1)", "consolidated"):
         (folder / f"{name}.safetensors").write_bytes(b"0")
     for name in ("tokenizer copy.json", "tokenizer_config (1).json", "tokenizer copy.model"):
         (folder / name).write_text("{}")
