@@ -123,12 +123,8 @@ def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, 
     logs += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
     local.mkdir(parents=True, exist_ok=True)
     (local / FETCHED).write_text(f"{remote}\n", encoding="utf-8")
-    metadata = [
-        (name, local / name, None)
-        for name in remote_names
-        if name in SINGLE_FILES or name.startswith("recipe.before-") or is_evaluation(name)
-    ]
-    download.all(metadata, METADATA_BYTES)
+    metadata = [n for n in remote_names if n in SINGLE_FILES or n.startswith("recipe.before-") or is_evaluation(n)]
+    download.all([(name, local / name, None) for name in metadata], METADATA_BYTES)
     download.all([(name, local / name, None) for name in logs])
     names = download.names(CHECKPOINTS)
     best = download.text(f"{CHECKPOINTS}/{BEST}") if BEST in names else ""
