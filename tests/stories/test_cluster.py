@@ -228,7 +228,7 @@ def test_tensorboard_answers_through_the_tunnel_and_leaves_nothing_behind(cluste
 def test_a_finished_run_is_not_run_again(cluster, trained):
     done = cluster.fab("train", "--resume", trained[1].name)
     assert done.returncode == 2
-    assert "is finished" in done.stderr
+    assert "is finished" in done.stdout
 
 
 def test_fetching_again_moves_nothing(cluster, trained):

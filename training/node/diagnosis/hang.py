@@ -259,7 +259,7 @@ def where_they_stand(launch: Launch, pids: Mapping[int, int]) -> str:
     states, lost, folder = _collected(launch, pids)
     for error in lost:
         print(f"{error.node}: {error}", file=sys.stderr, flush=True)
-    words = (f"; rank {each.rank} {MOTIONLESS.get(each.state, 'stands')}{each.place}" for each in states)
+    words = (f"; rank {each.rank} on {each.node} {MOTIONLESS.get(each.state, 'stands')}{each.place}" for each in states)
     return "".join(words) + (f"; stacks: {folder}" if states else "")
 
 
