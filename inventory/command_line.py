@@ -23,9 +23,10 @@ from invoke.parser.context import to_flag
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import only_json_on_stdout, show_plainly
 from inventory.state import state_folder
-from training.text.internet import wrong_seconds
 
 WORDS = {int: "a whole number", float: "a number"}
+SECONDS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+"""What the hub's client reads when it is imported, and cannot be imported with another value than a whole number."""
 
 HELP = "--help"
 SHORT = len("-y")
@@ -58,7 +59,7 @@ def sentences(interrupted: str = "interrupted") -> Iterator[None]:
             where = error.filename or state_folder()
             way = "spotune needs a folder that it can write, on a disk with room and file locks: XDG_STATE_HOME, TMPDIR"
             raise Exit(f"{where}: {error.strerror}; {way}", code=FAILURE) from error
-        if code is None and isinstance(error, ValueError) and (wrong := wrong_seconds()):
+        if code is None and isinstance(error, ValueError) and (wrong := _wrong_seconds()):
             raise Exit(wrong, code=USER_MISTAKE) from error
         if code is None:
             raise
@@ -125,6 +126,14 @@ def agreed(question: str, otherwise: str) -> bool:
         return False
     except KeyboardInterrupt:
         raise Exit("nothing was done", code=INTERRUPTED) from None
+
+
+def _wrong_seconds() -> str:
+    """Which of `SECONDS` has no whole number, as a sentence; empty where each can be read."""
+    for name in SECONDS:
+        if not re.fullmatch(r"\s*[+-]?\d+\s*", os.environ.get(name, "0")):
+            return f"{name} = {os.environ[name]}: a whole number of seconds is expected"
+    return ""
 
 
 def say(line: str) -> None:

@@ -16,7 +16,7 @@ ROOMS = {
     "deploy": (1844, 20),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
-    "inventory": (1544, 23),
+    "inventory": (1549, 23),
     "inventory/aliyun_ecs": (1021, 12),
     "inventory/cloud": (274, 6),
     "inventory/localcloud": (1068, 13),
@@ -44,7 +44,7 @@ ROOMS = {
     "training/plan": (1296, 12),
     "training/recipe": (466, 6),
     "training/run": (908, 11),
-    "training/text": (366, 7),
+    "training/text": (359, 7),
 }
 """Of a folder: statements at most, docstrings not counted, and files."""
 FILE_LINES = 370

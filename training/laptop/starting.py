@@ -65,6 +65,7 @@ class StartLock:
             self._talk.send(word)
 
     def answer(self) -> bool:
+        """Whether the head gives the turn to this side, or has left it there. Raises HeadError."""
         try:
             message: dict[str, Any] | None = within(ANSWER_S, lambda: next(self._messages, None))
         except TimeoutError as error:

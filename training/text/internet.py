@@ -4,14 +4,11 @@ proxy, and with whose certificates."""
 from __future__ import annotations
 
 import os
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
 CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
-SECONDS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
-"""What the hub's client reads when it is imported, and cannot be imported with another value than a whole number."""
 PLAIN, SOCKS = ("http", "https"), ("socks5", "socks5h")
 
 
@@ -26,14 +23,6 @@ def ca_bundle() -> str:
     if name and not Path(os.environ[name]).exists():
         raise InternetError(f"{name} = {os.environ[name]}: there is no such file; it names the certificates to trust")
     return os.environ[name] if name else ""
-
-
-def wrong_seconds() -> str:
-    """Which of `SECONDS` has no whole number, as a sentence; empty where each can be read."""
-    for name in SECONDS:
-        if not re.fullmatch(r"\s*[+-]?\d+\s*", os.environ.get(name, "0")):
-            return f"{name} = {os.environ[name]}: a whole number of seconds is expected"
-    return ""
 
 
 def is_direct(host: str) -> bool:

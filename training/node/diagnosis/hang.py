@@ -255,7 +255,7 @@ def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom
 
 
 def where_they_stand(launch: Launch, pids: Mapping[int, int]) -> str:
-    """The same of ranks that fell silent: what each does, behind a semicolon; empty where their node is as silent."""
+    """Collect what silent ranks do, too, and say it, behind a semicolon; empty where their nodes do not answer."""
     states, lost, folder = _collected(launch, pids)
     for error in lost:
         print(f"{error.node}: {error}", file=sys.stderr, flush=True)
