@@ -31,10 +31,11 @@ from deploy import fan_out
 from deploy.node_files import MOUNT_POINT, refuse, refuse_unless, refuse_unless_mounted
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import MODEL_STAMP as STAMP
-from training.models.folder import FOLDER, folder_of, state_of
+from training.models.folder import state_of
 from training.models.hub import TOKEN_HOST
-from training.models.lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
+from training.models.lock import LOCK, Pins, pinned, read_pins, remember
 from training.models.names import NamedModel, named_model
+from training.recipe.base import Base, Kind
 from training.recipe.recipe import RecipeError
 from training.text.files import LICENCE, MODEL, model_files, parse_sums, sha256_of
 
@@ -85,7 +86,7 @@ CODE = "/opt/spotune/code"
 class ModelFolder:
     """What has to lie in one folder below /data/models."""
 
-    repo: str
+    base: Base
     revision: str
     folder: str
     commit: str = ""
@@ -98,19 +99,10 @@ class ModelFolder:
     def path(self) -> str:
         return f"{MODELS}/{self.folder}"
 
-    @property
-    def is_built_in(self) -> bool:
-        return self.repo.startswith(BUILT_IN)
-
-    @property
-    def is_sent(self) -> bool:
-        """Whether it is a folder of the user's."""
-        return self.repo.startswith(FOLDER)
-
     def lies_there(self, state: dict[str, Any]) -> bool:
         """Whether the state found (fan_out.TreeState) is this model, complete."""
         stamp = state["stamp"]
-        same = (stamp.get("repo"), stamp.get("revision")) == (self.repo, self.revision)
+        same = (stamp.get("repo"), stamp.get("revision")) == (str(self.base), self.revision)
         pinned = self.commit in ("", stamp.get("commit")) and self.files in ("", stamp.get("hash"))
         return same and pinned and not state["problems"]
 
@@ -124,19 +116,19 @@ def base_models(names: Iterable[str]) -> list[ModelFolder]:
         other = models.setdefault(model.folder, model)
         if other != model:
             raise RecipeError(
-                f"{MODELS}/{model.folder} is wanted for {other.repo} at {other.revision} and for "
-                f"{model.repo} at {model.revision}; give one of the recipes another model_dir"
+                f"{MODELS}/{model.folder} is wanted for {other.base} at {other.revision} and for "
+                f"{model.base} at {model.revision}; give one of the recipes another model_dir"
             )
     return list(models.values())
 
 
 def _wanted(named: NamedModel, pins: Pins) -> ModelFolder:
-    pin, commit = pinned(pins, named.repo, named.revision), ""
-    if named.repo.startswith(BUILT_IN):
+    pin, commit = pinned(pins, named.base, named.revision), ""
+    if named.base.kind is Kind.BUILT_IN:
         commit = code_hash(TRAINING)
-    elif named.repo.startswith(FOLDER) and folder_of(named.repo).is_dir():
-        commit = state_of(folder_of(named.repo))  # of one that is no longer here, what the head has is as good
-    return ModelFolder(named.repo, named.revision, named.folder, commit or pin.commit, pin.files)
+    elif named.base.folder and named.base.folder.is_dir():
+        commit = state_of(named.base.folder)  # of one that is no longer here, what the head has is as good
+    return ModelFolder(named.base, named.revision, named.folder, commit or pin.commit, pin.files)
 
 
 def code_hash(training: Path) -> str:
@@ -147,7 +139,7 @@ def code_hash(training: Path) -> str:
 def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
     """Shell that fetches and seals a hub model with the code unpacked at `code`; the token comes on standard input."""
     fetch = shlex.join(["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", python, "-s", "-m"])
-    module_call = shlex.join(["deploy.on_node.fetch_model", model.repo, model.revision, model.commit, model.path])
+    module_call = shlex.join(["deploy.on_node.fetch_model", model.base.name, model.revision, model.commit, model.path])
     sealed = (
         f'commit=$(cd {shlex.quote(code)} && {fetch} {module_call}) && {seal_command(model, python)} commit="$commit"'
     )
@@ -155,21 +147,21 @@ def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CO
         return sealed
     stamp = shlex.quote(f"{model.path}/{STAMP}")
     same_files = f'{{ grep -qs \'"hash": "{model.files}"\' {stamp} || {{ rm -f {stamp}; false; }}; }}'
-    other = f"{model.repo} at {model.commit} has other files than those first fetched: models.lock names their manifest"
+    other = f"{model.base} at {model.commit} has other files than those first fetched: models.lock names their manifest"
     return f"{sealed} && {refuse_unless(same_files, other)}"
 
 
 def make_commands(model: ModelFolder, python: str, code: str) -> Iterator[str]:
     """Shell that makes and seals a built-in model with the code unpacked at `code`."""
     yield shlex.join(["rm", "-rf", model.path])
-    module = f"training.models.{model.repo.removeprefix(BUILT_IN)}"
+    module = f"training.models.{model.base.name}"
     yield f"cd {shlex.quote(code)} && {shlex.join([python, '-s', '-m', module, model.path])}"
     yield f"{seal_command(model, python)} commit={shlex.quote(model.commit)}"
 
 
 def seal_command(model: ModelFolder, python: str) -> str:
     """Shell that writes manifest and stamp; `commit=...` is to be appended."""
-    facts = [f"repo={model.repo}", f"revision={model.revision}"]
+    facts = [f"repo={model.base}", f"revision={model.revision}"]
     exclude = [word for pattern in (".cache*", *LICENCE) for word in ("--exclude", pattern)]
     return fan_out.manifest_command("seal", *exclude, model.path, STAMP, *facts, python=python)
 
@@ -189,18 +181,18 @@ def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     """The model on the head, fetched or made."""
     state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP, check=check)
     if model.lies_there(state):
-        host.noop(f"{model.path} is {model.repo} {state['stamp'].get('commit', '')[:12]}")
+        host.noop(f"{model.path} is {model.base} {state['stamp'].get('commit', '')[:12]}")
         return
-    if model.is_sent and not model.commit:
-        yield refuse(f"{folder_of(model.repo)}: there is no such folder on this machine to send")
+    if model.base.folder and not model.commit:
+        yield refuse(f"{model.base.folder}: there is no such folder on this machine to send")
         return
     yield refuse_unless_mounted()
     stamp = shlex.quote(f"{model.path}/{STAMP}")
     yield refuse_unless(f"[ -x {PYTHON} ]", f"{model.path} is made with {PYTHON}, which is not there")
     yield f"mkdir -p {shlex.quote(model.path)} && rm -f {stamp}"
-    if model.is_sent:
+    if model.base.folder:
         sums = host.get_fact(FileSums, path=model.path)
-        yield from send_commands(folder_of(model.repo), model.path, sums)
+        yield from send_commands(model.base.folder, model.path, sums)
         yield f"{seal_command(model, PYTHON)} commit={shlex.quote(model.commit)}"
         return
     archive = f"{CODE}.tar"
@@ -208,7 +200,7 @@ def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
     yield shlex.join(["rm", "-rf", f"{CODE}/training", f"{CODE}/deploy"])
     yield f"tar -xf {archive} -C {CODE} --no-same-owner && rm {archive}"
-    if model.is_built_in:
+    if model.base.kind is Kind.BUILT_IN:
         yield from make_commands(model, PYTHON, CODE)
         return
     # Read here, not passed as an argument: pyinfra shows operations' arguments.
@@ -221,15 +213,15 @@ def pin(model: ModelFolder) -> None:
     """Write the commit of a model that lies on the head into models.lock, where that does not know it yet."""
     state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP)
     try:
-        new = remember(state["stamp"], model.repo, model.revision)
+        new = remember(state["stamp"], model.base, model.revision)
     except OSError as error:
-        host.log(f"{LOCK} cannot be written ({error.strerror}): {model.repo} is not pinned")
+        host.log(f"{LOCK} cannot be written ({error.strerror}): {model.base} is not pinned")
         return
     except RecipeError as error:
         raise DeployError(str(error)) from error
     if new:
         commit = state["stamp"]["commit"][:12]
-        host.log(f"{model.repo}: {model.revision} is {commit} from now on; commit {LOCK.name} to keep it so")
+        host.log(f"{model.base}: {model.revision} is {commit} from now on; commit {LOCK.name} to keep it so")
 
 
 @deploy("Base models")
@@ -250,7 +242,7 @@ def fetch_models() -> None:
                 endpoint=settings.mirrors.resolved().hub,
                 check=check,
             )
-            if not model.is_built_in and not model.is_sent and not model.files:
+            if model.base.on_hub and not model.files:
                 python.call(name=f"{model.folder} in {LOCK.name}", function=pin, model=model)
         else:
             fan_out.copy(

@@ -27,7 +27,6 @@ from inventory.renting.members import Lacking, lacking
 from inventory.settings import Settings
 from inventory.ssh import SshError, connect, on_all
 from training.models.hub import hub_at
-from training.models.lock import LOCAL
 from training.models.names import NamedModel
 from training.run.launch import MASTER_PORTS
 
@@ -217,7 +216,7 @@ def fetched_from(
         if settings.python_provider == "conda":
             places += installer_urls(mirrors.miniforge)[:1]
     missing = (model for model in models if not answer.models.get(model.folder))
-    if head and any(not model.repo.startswith(LOCAL) for model in missing):
+    if head and any(model.base.on_hub for model in missing):
         places.append(hub_at(mirrors.hub, None, "").address)
     return places
 

@@ -25,6 +25,7 @@ from tests.support.hub import COMMIT, Hub
 from tests.support.paper_weights import write_weights
 from training.models.folder import state_of
 from training.models.hub import HubError, file_name, hub_at
+from training.recipe.base import TINY, Base
 from training.recipe.recipe import RecipeError
 
 WEIGHTS = random.Random(0).randbytes(3_000_000)
@@ -56,7 +57,7 @@ def fetched(
     hub: Hub, folder: Path, repo: str = REPO, revision: str = "main", *, token: str = "", token_host: str = "127.0.0.1"
 ) -> subprocess.CompletedProcess[str]:
     """The very shell line the deploy runs, with `folder` in the place of /data/models/NAME."""
-    return fetched_as(hub, _At(repo, revision, str(folder)), token, token_host)
+    return fetched_as(hub, _At(Base.parse(repo), revision, str(folder)), token, token_host)
 
 
 @functools.cache
@@ -100,7 +101,7 @@ def test_a_model_is_fetched_verified_and_sealed_with_its_commit(hub: Hub, tmp_pa
     assert (tmp_path / "m/model.safetensors").read_bytes() == WEIGHTS
     assert not (tmp_path / "m/.cache").exists()
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path / "m", check=True)
-    assert models.ModelFolder(REPO, "main", "m").lies_there(state(tmp_path / "m"))
+    assert models.ModelFolder(Base.parse(REPO), "main", "m").lies_there(state(tmp_path / "m"))
 
 
 def test_a_cut_transfer_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_damaged_file_is_found_and_only_that_one_fetched_again(hub: Hub, tmp_p
         weights.unlink()
     found = state(folder, "verify" if damage == "same size" else "check")
     assert any("model.safetensors" in problem for problem in found["problems"])
-    assert not models.ModelFolder(REPO, "main", "m").lies_there(found)
+    assert not models.ModelFolder(Base.parse(REPO), "main", "m").lies_there(found)
     hub.requests.clear()
     assert fetched(hub, folder).returncode == 0
     assert weights.read_bytes() == WEIGHTS
@@ -335,7 +336,7 @@ NEWER = "beef" * 10
 
 def test_a_pinned_model_stays_at_its_commit_and_the_change_is_said(hub: Hub, tmp_path: Path) -> None:
     hub.head = NEWER
-    done = fetched_as(hub, _At(REPO, "main", str(tmp_path / "m"), COMMIT))
+    done = fetched_as(hub, _At(Base.parse(REPO), "main", str(tmp_path / "m"), COMMIT))
     assert done.returncode == 0, done.stderr
     assert f"acme/model was changed: its main is {NEWER[:12]} by now; {COMMIT[:12]} is fetched" in done.stderr
     assert json.loads((tmp_path / "m" / models.STAMP).read_text())["commit"] == COMMIT
@@ -343,14 +344,14 @@ def test_a_pinned_model_stays_at_its_commit_and_the_change_is_said(hub: Hub, tmp
 
 def test_a_pinned_commit_that_is_gone_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
     hub.head, hub.gone = NEWER, {COMMIT}
-    done = fetched_as(hub, _At(REPO, "main", str(tmp_path / "m"), COMMIT))
+    done = fetched_as(hub, _At(Base.parse(REPO), "main", str(tmp_path / "m"), COMMIT))
     assert done.returncode != 0 and f"acme/model has no revision {COMMIT}" in done.stderr
 
 
 def test_other_files_at_the_pinned_commit_are_refused_and_get_no_stamp(hub: Hub, tmp_path: Path) -> None:
     assert fetched(hub, tmp_path / "m").returncode == 0
     stamp = json.loads((tmp_path / "m" / models.STAMP).read_text())
-    pinned = _At(REPO, "main", str(tmp_path / "m"), COMMIT, stamp["hash"])
+    pinned = _At(Base.parse(REPO), "main", str(tmp_path / "m"), COMMIT, stamp["hash"])
     assert pinned.lies_there(state(tmp_path / "m"))
     hub.models[REPO]["config.json"] = b'{"model_type": "another"}'
     done = fetched_as(hub, pinned)
@@ -391,8 +392,8 @@ def test_an_unreachable_hub_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_models_of_the_settings_come_from_their_recipes() -> None:
     tiny, qwen = models.base_models(["tiny", "qwen2.5-14b", "tiny"])
-    assert (tiny.is_built_in, tiny.folder, len(tiny.commit)) == (True, "tiny", 64)
-    assert (qwen.is_built_in, qwen.commit) == (False, "")
+    assert (tiny.base, tiny.folder, len(tiny.commit)) == (TINY, "tiny", 64)
+    assert (qwen.base.on_hub, qwen.commit) == (True, "")
     assert qwen.path == f"/data/models/{qwen.folder}"
 
 
@@ -405,7 +406,7 @@ def test_an_unknown_recipe_is_told_with_the_nearest() -> None:
 
 
 def test_the_stamp_of_another_revision_is_not_this_model() -> None:
-    model = models.ModelFolder(REPO, "main", "m")
+    model = models.ModelFolder(Base.parse(REPO), "main", "m")
     found = {"stamp": {"repo": REPO, "revision": "main", "commit": "1"}, "problems": [], "source": {}}
     assert model.lies_there(found)
     assert not model.lies_there({**found, "stamp": {**found["stamp"], "revision": "v2"}})
@@ -426,7 +427,7 @@ def test_a_built_in_model_is_made_by_the_code_that_was_sent(tmp_path: Path) -> N
     code.mkdir()
     (tmp_path / "code.tar").write_bytes(models.packed(training))
     subprocess.run(["tar", "-xf", tmp_path / "code.tar", "-C", code], check=True)
-    model = _At("built-in:tiny", "main", str(tmp_path / "m"), models.code_hash(training))
+    model = _At(TINY, "main", str(tmp_path / "m"), models.code_hash(training))
     for command in models.make_commands(model, sys.executable, str(code)):
         subprocess.run(["sh", "-c", command], check=True)
     assert model.lies_there(state(tmp_path / "m"))
@@ -437,7 +438,7 @@ def test_a_built_in_model_is_made_by_the_code_that_was_sent(tmp_path: Path) -> N
 def _send(folder: Path, to: Path) -> tuple[models.ModelFolder, list[str]]:
     """What the deploy does on the head with a folder of the user's; the names of the files that went over the line."""
     (wanted,) = models.base_models([str(folder)])
-    model = _At(wanted.repo, wanted.revision, str(to), wanted.commit)
+    model = _At(wanted.base, wanted.revision, str(to), wanted.commit)
     listed = subprocess.run(["sh", "-c", FileSums.command(str(to))], capture_output=True, text=True, check=True)
     there = FileSums.process(listed.stdout.splitlines())
     seal = f"{models.seal_command(model, sys.executable)} commit={model.commit}"

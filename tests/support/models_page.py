@@ -206,7 +206,7 @@ def _recipes() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for name in recipe_names():
         recipe = load_recipe(name)
-        if recipe.base_model in added_outlines():
+        if str(recipe.base_model) in added_outlines():
             continue
         shape = known_shape(recipe.base_model)
         assert shape is not None

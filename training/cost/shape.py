@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 from training.cost.cards import peak_flops
+from training.recipe.base import Base
 from training.recipe.recipe import Recipe
 from training.recipe.tables import Lora
 from training.text.problems import UNUSABLE, TrainingError, first_problem
@@ -297,9 +298,9 @@ def read_outline(outline: Mapping[str, Any]) -> ModelShape:
         raise PlanError(f"the outline of a model cannot be read: {reason}") from error
 
 
-def known_shape(base_model: str) -> ModelShape | None:
+def known_shape(base_model: Base | str) -> ModelShape | None:
     """The shape of a base model that a shipped recipe names, before any of it is downloaded; None for another one."""
-    shipped = outlines().get(base_model)
+    shipped = outlines().get(str(base_model))
     return None if shipped is None else read_outline(shipped["outline"])
 
 

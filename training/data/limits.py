@@ -12,7 +12,7 @@ from training.recipe.recipe import Recipe
 
 def check_settings(config: Mapping[str, Any], recipe: Recipe, tokenizer: Any, pad_id: int, end_id: int | None) -> None:
     """DataError where the recipe, by the tokenizer, asks for what the model of config.json does not have."""
-    name = recipe.base_model
+    name = str(recipe.base_model)
     most = positions(config)
     if most is not None and recipe.max_length > most:
         raise DataError(
@@ -38,7 +38,7 @@ def check_ids(config: Mapping[str, Any], recipe: Recipe, tokenizer: Any, largest
         "its tokenizer has tokens the model does not: take a model whose tokenizer is its own, or leave the token out"
     )
     what = f"the token {_named(tokenizer, largest_id)} of the data"
-    _refuse_beyond(config, recipe.base_model, what, largest_id, cure)
+    _refuse_beyond(config, str(recipe.base_model), what, largest_id, cure)
 
 
 def _refuse_beyond(config: Mapping[str, Any], name: str, what: str, number: int, cure: str) -> None:

@@ -21,9 +21,10 @@ from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
 from training.models import tiny
 from training.models.derive import MERGED
-from training.models.folder import FOLDER, described, folder_of, state_of
+from training.models.folder import described, state_of
 from training.models.lock import LOCK, disagreement, read_pins
 from training.models.names import name_of_folder
+from training.recipe.base import TINY, Base
 from training.recipe.recipe import Recipe, RecipeError
 from training.run.folder import MODEL_RECORD, MODEL_SUMS, is_run_id, was_made_in
 from training.run.launch import ENV_FOLDER, Launch, LaunchError
@@ -42,8 +43,7 @@ from training.text.files import (
 )
 from training.text.problems import AdapterError
 
-BUILT_IN = "built-in:tiny"
-TINY = Path(tiny.__file__)
+TINY_CODE = Path(tiny.__file__)
 MAKING_S = 900.0
 CONFIG = "config.json"
 NEEDED_HERE = ("torch", "deepspeed", "transformers", "peft")
@@ -85,16 +85,16 @@ def find_base_model(head: Head, recipe: Recipe, launch: Launch, names: Sequence[
     return base
 
 
-def _of_this_machine(base: BaseModel, base_model: str) -> BaseModel:
+def _of_this_machine(base: BaseModel, wanted: Base) -> BaseModel:
     """What lies on the head; LaunchError where it was a folder of this machine, and that has been changed since."""
-    folder = folder_of(base_model)
-    if base_model.startswith(FOLDER) and folder.is_dir() and base.record.get("commit") != state_of(folder):
+    folder = wanted.folder
+    if folder and folder.is_dir() and base.record.get("commit") != state_of(folder):
         raise LaunchError(f"{folder} was changed since it was sent to the head; the base deploy sends what differs")
     return base
 
 
 def base_model_on_head(
-    head: Head, launch: Launch, model_dir: str, names: Sequence[str] = (), base_model: str = ""
+    head: Head, launch: Launch, model_dir: str, names: Sequence[str] = (), base_model: Base | None = None
 ) -> BaseModel:
     """What the base deploy recorded for a model on the head. LaunchError where the node is not ready. `base_model`: as
     the recipe names it, to say how much there is to fetch."""
@@ -122,9 +122,9 @@ def base_model_on_head(
         raise LaunchError(f"{head.name}: {ORIGIN} of {model_dir} cannot be read ({error}); {deploy}") from error
 
 
-def _to_fetch(base_model: str) -> str:
+def _to_fetch(base_model: Base | None) -> str:
     """How much a base deploy fetches for a model; empty where its shape is not known."""
-    shape = known_shape(base_model)
+    shape = known_shape(base_model) if base_model else None
     return f", which fetches {size_text(file_bytes(shape), 1000)} (fab models says whether it fits)" if shape else ""
 
 
@@ -152,10 +152,10 @@ def check_python_here() -> None:
 def here_base_model(recipe: Recipe, launch: Launch) -> str:
     """The hash of the base model on this machine; `tiny` is made where it is missing (about a minute)."""
     folder = Path(launch.models) / recipe.model_dir
-    if recipe.base_model.startswith(FOLDER):
+    if recipe.base_model.folder:
         return link_model(recipe, Path(launch.models))["hash"]
     record, damage = read_origin(folder), _damage(folder)
-    if recipe.base_model == BUILT_IN and (damage or record.get("commit") != sha256_of(TINY)):
+    if recipe.base_model == TINY and (damage or record.get("commit") != sha256_of(TINY_CODE)):
         _make_tiny(folder, launch.python)
         record, damage = read_origin(folder), None
     if not record:
@@ -179,29 +179,28 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, names: Sequence[str] = ()) -> None:
+def refuse_gone(head: Head, launch: Launch, model_dir: str, base: Base, names: Sequence[str] = ()) -> None:
     """LaunchError where the base model of a run is not at its place on the head any more, or is there as links to
-    files that are gone or have other weights since. `base_model`: as the run's recipe names it."""
+    files that are gone or have other weights since."""
     place = f"{launch.models}/{model_dir}"
     folder = shlex.quote(place)
     links = f'for f in {folder}/*; do [ -e "$f" ] || readlink "$f"; done'
     whole = f"[ -e {folder}/{CONFIG} ] && ls {folder}/*.safetensors >/dev/null 2>&1"
     dead = head.shell(f"{links}; {whole} || echo {GONE}; true").split("\n")
     if not dead[0]:
-        if head.here and base_model.startswith(FOLDER):
-            _refuse_changed(folder_of(base_model), Path(place), launch.run_id)
+        if head.here and base.folder:
+            _refuse_changed(base.folder, Path(place), launch.run_id)
         return
     if dead[0] != GONE:
         raise LaunchError(model_gone(launch.run_id, Path(dead[0])))
-    merged = folder_of(base_model)
-    if head.here and is_merged(merged) and not merged.is_dir():
-        raise LaunchError(model_gone(launch.run_id, merged / CONFIG))
+    if head.here and base.folder and is_merged(base.folder) and not base.folder.is_dir():
+        raise LaunchError(model_gone(launch.run_id, base.folder / CONFIG))
     what = f"the base model of {launch.run_id} is gone: {head.name} has it no more at {place}"
     if not head.here:
         name = name_of_folder(names, model_dir)
-        add = "" if name else f"name {_typed(base_model)} in [models] names of cluster.toml, then "
+        add = "" if name else f"name {base.name} in [models] names of cluster.toml, then "
         raise LaunchError(f"{what}; to put it back, {add}run the base deploy: {launch.deploy}")
-    again = f"fab train --model {shlex.quote(_typed(base_model))} --data FILE --here --dry"
+    again = f"fab train --model {shlex.quote(base.name)} --data FILE --here --dry"
     raise LaunchError(f"{what}; {again} puts it back")
 
 
@@ -214,11 +213,6 @@ def _refuse_changed(own: Path, place: Path, run_id: str) -> None:
             raise LaunchError(f"{own / name} was changed since {run_id} was trained from it; put it back as it was")
 
 
-def _typed(base_model: str) -> str:
-    """A recipe's base model as --model takes it."""
-    return "tiny" if base_model == BUILT_IN else base_model.removeprefix(FOLDER)
-
-
 def _make_tiny(folder: Path, python: str) -> None:
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -226,13 +220,13 @@ def _make_tiny(folder: Path, python: str) -> None:
     print(f"making the tiny model at {folder} (once, about a minute)", flush=True)
     argv = [python, "-m", "training.models.tiny", str(fresh)]
     try:
-        subprocess.run(argv, check=True, capture_output=True, text=True, cwd=TINY.parents[2], timeout=MAKING_S)
+        subprocess.run(argv, check=True, capture_output=True, text=True, cwd=TINY_CODE.parents[2], timeout=MAKING_S)
     except subprocess.CalledProcessError as error:
         print(error.stderr.rstrip(), file=sys.stderr)
         raise LaunchError(f"the tiny model could not be made: its program ended with {error.returncode}") from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"the tiny model was not made within {MAKING_S:.0f} s") from error
-    seal_model(fresh, repo=BUILT_IN, revision="main", commit=sha256_of(TINY))
+    seal_model(fresh, repo=str(TINY), revision="main", commit=sha256_of(TINY_CODE))
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
@@ -278,7 +272,8 @@ def put_back(folder: Path) -> str:
 
 def link_model(recipe: Recipe, models: Path) -> dict[str, str]:
     """Links to the folder's files where models lie, sealed; gives the record. Hashed anew where a file has changed."""
-    folder, target = folder_of(recipe.base_model), models / recipe.model_dir
+    folder, target = recipe.base_model.folder, models / recipe.model_dir
+    assert folder
     if not folder.is_dir():
         raise RecipeError(f"the base model {folder} is gone{put_back(folder)}")
     commit = state_of(folder)
@@ -288,7 +283,7 @@ def link_model(recipe: Recipe, models: Path) -> dict[str, str]:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     copy_files(folder, fresh, MODEL, put=os.symlink)
-    seal_model(fresh, repo=recipe.base_model, revision="main", commit=commit)
+    seal_model(fresh, repo=str(recipe.base_model), revision="main", commit=commit)
     copy_files(folder, fresh, LICENCE, put=os.symlink)
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)

@@ -29,11 +29,11 @@ from training.data.probe import words_of
 from training.data.readers import Source, none_in, paths_of, records
 from training.data.sample import CURE, Bad, DataError, NothingLeftError
 from training.data.shapes import Record, refuse_other_goal
-from training.laptop.base_model import BUILT_IN
 from training.laptop.hub import CONFIG, TOKENIZER
 from training.models import tiny
-from training.models.folder import FOLDER, TOKENIZERS
+from training.models.folder import TOKENIZERS
 from training.plan.machines import Workload
+from training.recipe.base import TINY
 from training.recipe.recipe import Recipe
 from training.text.counts import size_text
 from training.text.files import model_files
@@ -71,7 +71,7 @@ def size_of(data: Sequence[str], recipe: Recipe, skip_bad: bool = False) -> Size
         )
     if data:
         return _counted(paths_of(data), recipe, skip_bad)
-    if recipe.base_model != BUILT_IN:
+    if recipe.base_model != TINY:
         return None
     with tempfile.TemporaryDirectory() as folder:
         tiny.write_data(path := Path(folder) / "train.jsonl", recipe.goal)
@@ -90,7 +90,7 @@ def _counted(source: Source, recipe: Recipe, skip_bad: bool = False) -> Size:
     if not sizes:
         raise none_in(source, bad)
     home = home_of(recipe)
-    if missing() or (home is None and recipe.base_model != BUILT_IN):
+    if missing() or (home is None and recipe.base_model != TINY):
         return _estimated(sizes, recipe, bad)
     return _tokenised(source, sizes, recipe, bad, loaded(home)[0])
 
@@ -153,12 +153,12 @@ def missing() -> list[str]:
 
 def home_of(recipe: Recipe) -> Path | None:
     """The folder on this machine that has a model's tokenizer and config.json whole; `tiny` needs none."""
-    if recipe.base_model.startswith(FOLDER):
-        return Path(recipe.base_model.removeprefix(FOLDER))
+    if recipe.base_model.folder:
+        return recipe.base_model.folder
     own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir
     if (own / TOKENIZER).is_file() and (own / CONFIG).is_file() and model_files(own, TOKENIZERS):
         return own
-    return None if recipe.base_model == BUILT_IN else _in_hub_cache(recipe)
+    return None if recipe.base_model == TINY else _in_hub_cache(recipe)
 
 
 def loaded(home: Path | None) -> tuple[Any, Mapping[str, Any]]:
@@ -178,7 +178,8 @@ def _in_hub_cache(recipe: Recipe) -> Path | None:
     """In the cache of huggingface_hub; only with a chat template, as parts of a snapshot may be missing there."""
     from huggingface_hub import try_to_load_from_cache
 
-    cached = [try_to_load_from_cache(recipe.base_model, name, revision=recipe.revision) for name in (TOKENIZER, CONFIG)]
+    repo, files = recipe.base_model.name, (TOKENIZER, CONFIG)
+    cached = [try_to_load_from_cache(repo, name, revision=recipe.revision) for name in files]
     if not all(isinstance(path, str) for path in cached):
         return None
     folder = Path(str(cached[0])).parent
@@ -190,7 +191,7 @@ def _in_hub_cache(recipe: Recipe) -> Path | None:
 
 def too_small(settings: Settings, recipe: Recipe, shape: ModelShape) -> tuple[str, ...]:
     """A sentence with the size to ask for; none where the disk is large enough, or is not rented."""
-    if not settings.is_rented or recipe.base_model == BUILT_IN:
+    if not settings.is_rented or recipe.base_model == TINY:
         return ()
     own, need = settings.rental, data_disk_gib(shape, recipe)
     if own.data_disk_gib >= need:

@@ -28,14 +28,14 @@ from training.data.readers import Source, can_check_here, ignored_files_note, pa
 from training.data.report import DataReport
 from training.data.sample import DataError
 from training.laptop import data_size, new_run, preparing
-from training.laptop.base_model import BUILT_IN, find_base_model
+from training.laptop.base_model import find_base_model
 from training.laptop.head_node import HeadError
 from training.laptop.hub import another, download_command, hub_address, mirror
 from training.laptop.open_cluster import LOOKS_HERE, Session, open_cluster
 from training.laptop.start_run import KINDS_OF_DATA, TrainingData, files_of
 from training.laptop.starting import hold_start_lock
-from training.models.folder import FOLDER
 from training.plan.data_checks import few_steps
+from training.recipe.base import TINY
 from training.recipe.recipe import Recipe
 from training.recipe.tables import SFT
 from training.run.folder import RECIPE
@@ -73,12 +73,12 @@ class Question:
     @property
     def of_folder(self) -> bool:
         """Whether the model is a folder on this machine."""
-        return bool(self.recipe and self.recipe.base_model.startswith(FOLDER))
+        return bool(self.recipe and self.recipe.base_model.folder)
 
 
 def look(question: Question, now: datetime, tell: Tell) -> Look:
     """The look. Raises DataError, LaunchError, and what an ssh connection raises."""
-    if not question.data and (question.recipe is None or question.recipe.base_model != BUILT_IN):
+    if not question.data and (question.recipe is None or question.recipe.base_model != TINY):
         raise DataError(f"say which data: --data FILE: {KINDS_OF_DATA}")
     if question.show < 0:
         raise DataError(f"--show {question.show}: a number of samples, from 0")
@@ -165,7 +165,7 @@ def _lacks(question: Question, home: Path | None) -> str:
     """What this machine lacks to tokenise; empty where it has all."""
     if missing := data_size.missing():
         return f"this Python lacks {', '.join(missing)}: {EXTRA}"
-    if question.recipe and home is None and question.recipe.base_model != BUILT_IN:
+    if question.recipe and home is None and question.recipe.base_model != TINY:
         repo = f"{question.recipe.base_model} --revision {question.recipe.revision}"
         fetch = download_command(f"{repo} --include '*.json' --include '*.jinja' --include tokenizer.model", mirror())
         where = "" if mirror() else " from the mirror that HF_ENDPOINT names, or the Hub"

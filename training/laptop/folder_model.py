@@ -43,13 +43,12 @@ from training.models.folder import (
     ask_here,
     described,
     entries,
-    folder_of,
     lacking,
     refuse_no_tokenizer,
     shape_of,
     shard_names,
 )
-from training.models.names import base_model_of
+from training.models.names import base_of_folder
 from training.recipe.model_types import untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
@@ -64,23 +63,22 @@ KIND = "count"
 def folder_recipe(model: str, overrides: Mapping[str, str], count: bool = True) -> Recipe:
     """The recipe for a folder, with `overrides`. Without `count` for a look at data alone, without torch. Raises
     RecipeError where it is no model that can be trained, PlanError for one of a shape that cannot be planned."""
-    return parse_recipe(recipe_text(model, count), overrides, f"recipe of {folder_of(base_model_of(model))}")
+    return parse_recipe(recipe_text(model, count), overrides, f"recipe of {base_of_folder(model).name}")
 
 
 def recipe_text(model: str, count: bool = True) -> str:
     """The same as it would stand in a file. Raises RecipeError and PlanError."""
-    base_model = base_model_of(model)
-    folder = folder_of(base_model)
+    base = base_of_folder(model)
+    folder = Path(base.name)
     config = _config(folder)
     template = template_of(folder, f"--model {folder}")
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
-    source = Source(base_model, positions(config), note=note, typed=model, pad_token=spare_pad(folder, template))
+    source = Source(base, positions(config), note=note, typed=model, pad_token=spare_pad(folder, template))
     return new_recipe(source.name, source, counted(folder, model) if count else None)
 
 
-def folder_shape(base_model: str) -> ModelShape:
+def folder_shape(folder: Path) -> ModelShape:
     """Of a recipe's base model that is a folder. Raises PlanError."""
-    folder = folder_of(base_model)
     return counted(folder, str(folder))
 
 

@@ -16,7 +16,6 @@ from training.laptop.folder_model import folder_shape
 from training.laptop.machines import Fleet, fleet, machines
 from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
-from training.models.folder import FOLDER, own_name
 from training.models.names import has_recipe, typed
 from training.plan.machines import PlannedMachines, with_network
 from training.plan.notes import SETTING, mixture_notes
@@ -124,14 +123,13 @@ def subject(recipe: Recipe, wish: PlanWish) -> tuple[ModelShape, Size | None]:
 
 
 def _shape(recipe: Recipe) -> ModelShape | None:
-    model = recipe.base_model
-    if model.startswith(FOLDER):
-        return folder_shape(model)
-    derived = recipe.name == own_name(model) and not has_recipe(model)  # no file was edited to say so
-    if (shape := known_shape(model)) or not derived:
+    base = recipe.base_model
+    if base.folder:
+        return folder_shape(base.folder)
+    derived = recipe.name == base.own_name and not has_recipe(base.name)  # no file was edited to say so
+    if (shape := known_shape(base)) or not derived:
         return shape
-
-    return adding.derived(model).shape
+    return adding.derived(base.name).shape
 
 
 def amount(flag: str, text: str) -> float:

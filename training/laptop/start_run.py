@@ -30,7 +30,7 @@ from training.data.readers import (
 from training.data.sample import CURE, DataError
 from training.data.shapes import refuse_other_goal
 from training.laptop import attach, head_node, new_run, preparing, rental
-from training.laptop.base_model import BUILT_IN, find_base_model
+from training.laptop.base_model import find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
 from training.laptop.folder_model import folder_recipe, recipe_text
 from training.laptop.new_run import plan_text
@@ -43,6 +43,7 @@ from training.models.names import ID, all_listed, has_recipe, is_folder, load_re
 from training.plan.data_checks import for_rows, short_warmup, shortened
 from training.plan.facts import NodeHardware, read_facts
 from training.plan.predict import Plan, make_plan
+from training.recipe.base import TINY
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
 from training.run.folder import PLAN, RECIPE
@@ -75,7 +76,7 @@ def resolve_recipe(
     overrides = overrides_of(settings, steps, epochs)
     load = load or _how_to_load(name)
     recipe = load(name, overrides)
-    if name.lower() not in (recipe.name, recipe.base_model.lower()) and has_recipe(name):
+    if name.lower() not in (recipe.name, recipe.base_model.name.lower()) and has_recipe(name):
         print(f"{name}: that is {recipe.name} ({recipe.base_model})", file=sys.stderr)
     if overrides.get("goal") == DPO and LR not in overrides:
         print(
@@ -174,7 +175,7 @@ def files_of(data: Sequence[str], goal: str) -> Iterator[TrainingData]:
 def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: bool = False) -> TrainingData:
     """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
     head. `tiny` has its own, made into `folder`. Raises DataError."""
-    if not data and recipe.base_model != BUILT_IN:
+    if not data and recipe.base_model != TINY:
         raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
     unchecked = _given(data, folder, recipe.goal)
     summary = check(unchecked.source, skip_bad, CURE) if unchecked.source and can_check_here(unchecked.source) else None

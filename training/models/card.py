@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.models.folder import FOLDER
-from training.models.lock import BUILT_IN, COMMIT, LOCAL
+from training.models.lock import COMMIT
+from training.recipe.base import Base, Kind
 from training.recipe.recipe import Recipe
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError, whole_tensors
@@ -44,18 +44,18 @@ LICENCES = ("apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama
 """Of base models, those that the hub knows by themselves; others are told as `other` with their name."""
 
 
-def base_name(base: str) -> str:
+def base_name(base: Base) -> str:
     """A base model as others may know it: the path of a folder on this machine is nobody's business; of what a run
     merged its id."""
-    if not base.startswith(FOLDER):
-        return base
-    run_id, name = _folder_and_name(base)
-    return f"{run_id}-{name}" if is_run_id(run_id) else name
+    if not (folder := base.folder):
+        return base.name
+    return f"{_merged_by(base)}-{folder.name}" if _merged_by(base) else folder.name
 
 
-def _folder_and_name(base: str) -> tuple[str, str]:
-    folder, _, name = base.rpartition("/")
-    return folder.rpartition("/")[2], name
+def _merged_by(base: Base) -> str:
+    """The run whose folder the base model lies in; empty for any other one."""
+    run_id = base.folder.parent.name if base.folder else ""
+    return run_id if is_run_id(run_id) else ""
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,23 @@ class CardFacts:
         """The recipe's values."""
         return tomllib.loads(self.recipe_text)
 
+    @property
+    def base(self) -> Base:
+        """What it was made from."""
+        return Base.parse(str(self.recipe["base_model"]))
+
 
 def card(name: str, facts: CardFacts, *, published: bool = False) -> str:
     """README.md: front matter the hub reads, then words. `name`: what it is loaded by, a repository or a folder. The
     licence is the base model's, which binds both. `published`: for others than who has the base's folder here."""
     recipe = facts.recipe
-    base = recipe["base_model"]
-    known = not base.startswith(LOCAL)
-    front = [f"base_model: {base}"] if known else []
+    base = facts.base
+    front = [f"base_model: {base}"] if base.on_hub else []
     front += _licence(str(recipe.get("licence", "")))
     front += [f"library_name: {'transformers' if facts.merged else 'peft'}", "pipeline_tag: text-generation"]
     front += ["tags:", "- lora", "- spotune"]
     kind = "A model with its LoRA adapter merged in" if facts.merged else "A LoRA adapter"
-    of = f"[{base}](https://huggingface.co/{base})" if known else base_name(base)
+    of = f"[{base}](https://huggingface.co/{base})" if base.on_hub else base_name(base)
     lines = ["---", *front, "---", "", f"# {name}", "", f"{kind}, fine-tuned from {of} with spotune.", ""]
     lines += ["| | |", "|--|--|", f"| run | {facts.run_id}, step {facts.step} |"]
     lines += [f"| began with | {each} |" for each in facts.began_with]
@@ -127,9 +131,9 @@ def card(name: str, facts: CardFacts, *, published: bool = False) -> str:
         *_end(facts),
         "",
     ]
-    return "\n".join(
-        [*lines, "## Recipe", "", "```toml", facts.recipe_text.strip().replace(base, base_name(base)), "```", ""]
-    )
+    text = facts.recipe_text.strip()
+    text = text.replace(str(base), base_name(base)) if base.folder else text
+    return "\n".join([*lines, "## Recipe", "", "```toml", text, "```", ""])
 
 
 def _licence(named: str) -> list[str]:
@@ -159,14 +163,13 @@ def loading(
 ) -> tuple[list[str], list[str]]:
     """Python that loads it with transformers and PEFT, and merges it; the command that has vLLM serve it. The base is
     named where it sees images, and where no hub has it."""
-    named = facts.recipe["base_model"]
+    base = facts.base
     at_hand = facts.here if at_hand is None else at_hand
     kind = "AutoModelForImageTextToText" if facts.sees else "AutoModelForCausalLM"
-    local = named.startswith(LOCAL)
-    run_id, folder = _folder_and_name(named)
-    merged_here = f"{LOCAL_RUNS}/{run_id}/{folder}" if at_hand and is_run_id(run_id) else ""
-    served = merged_here or (f"path/to/{base_name(named).removeprefix(BUILT_IN)}" if local else named)
-    lies = TINY_LIES if named.startswith(BUILT_IN) else "path/to: wherever the folder of the base lies"
+    local, run_id = not base.on_hub, _merged_by(base)
+    merged_here = f"{LOCAL_RUNS}/{run_id}/{Path(base.name).name}" if at_hand and run_id else ""
+    served = merged_here or (f"path/to/{base_name(base)}" if local else base.name)
+    lies = TINY_LIES if base.kind is Kind.BUILT_IN else "path/to: wherever the folder of the base lies"
     where = [f"# {say(lies)}"] if local and not merged_here else []
     if facts.merged:
         code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
@@ -196,7 +199,7 @@ def loading(
 
 def _same_base(folder: str, facts: CardFacts) -> list[str]:
     """What refuses another base, of one that no hub has: with that an adapter gives garbage without a word."""
-    if not (facts.base_weights and facts.recipe["base_model"].startswith(LOCAL)):
+    if facts.base.on_hub or not facts.base_weights:
         return []
     return [
         "from hashlib import file_digest",
@@ -327,12 +330,10 @@ def name_base(config_file: Path, recipe: Recipe, model_dir: Path) -> None:
     """In an adapter's configuration the base model as others load it: its id on the Hub with the commit that was
     fetched, or the folder the user named."""
     config = json.loads(config_file.read_text(encoding="utf-8"))
-    base, revision = recipe.base_model, None
-    if base.startswith(FOLDER):
-        base = base.removeprefix(FOLDER)
-    elif base.startswith(BUILT_IN):
+    base, revision = recipe.base_model.name, None
+    if recipe.base_model.kind is Kind.BUILT_IN:
         base = str(model_dir)
-    else:
+    elif recipe.base_model.on_hub:
         commit = str(read_origin(model_dir).get("commit", ""))
         revision = commit if COMMIT.fullmatch(commit) else recipe.revision
     text = json.dumps({**config, "base_model_name_or_path": base, "revision": revision}, indent=2, sort_keys=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from training.cost.memory import file_bytes, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
-from training.models.folder import FOLDER, own_name, place_of_folder
+from training.recipe.base import Base
 from training.recipe.recipe import LEANEST, SIMPLEST, Recipe
 from training.recipe.tables import NF4
 from training.run.folder import is_run_id, recipe_of
@@ -40,7 +40,7 @@ EPOCHS, FEW_EPOCHS = 3, 2
 class Source:
     """Where a base model is from, and how far it reads."""
 
-    repo: str
+    base: Base
     positions: int = sys.maxsize
     """max_position_embeddings."""
     licence: str = ""
@@ -57,16 +57,10 @@ class Source:
     @property
     def name(self) -> str:
         """Its own, as a recipe's may be; of a run's merged model that of the run's recipe, by which it is known."""
-        folder, _, last = self.repo.rpartition("/")
-        run_id = folder.rpartition("/")[2]
-        if self.repo.startswith(FOLDER) and last == MERGED and is_run_id(run_id):
-            return f"{recipe_of(run_id)}-{MERGED}"
-        return own_name(self.repo)
-
-    @property
-    def folder(self) -> str:
-        """Where it lies among models; of a folder of the user's, told from others of its name."""
-        return place_of_folder(self.repo) if self.repo.startswith(FOLDER) else self.name
+        folder = self.base.folder
+        if folder and folder.name == MERGED and is_run_id(folder.parent.name):
+            return f"{recipe_of(folder.parent.name)}-{MERGED}"
+        return self.base.own_name
 
 
 def new_recipe(name: str, source: Source, shape: ModelShape | None) -> str:
@@ -89,8 +83,8 @@ def _bare(name: str, source: Source, epochs: int) -> Recipe:
     """What memory is computed for."""
     return Recipe(
         name=name,
-        base_model=source.repo,
-        model_dir=source.folder,
+        base_model=source.base,
+        model_dir=source.base.place,
         max_length=min(LENGTH, source.positions),
         global_batch=16,
         epochs=epochs,
@@ -103,10 +97,10 @@ def _keys(recipe: Recipe, source: Source, size: int) -> str:
     pad = f"\npad_token = {json.dumps(source.pad_token, ensure_ascii=False)}" if source.pad_token else ""
     return f"""\
 name = {json.dumps(recipe.name)}
-base_model = {json.dumps(source.repo, ensure_ascii=False)}
+base_model = {json.dumps(str(source.base), ensure_ascii=False)}
 licence = {json.dumps(source.licence, ensure_ascii=False)}
 revision = "main"
-model_dir = {json.dumps(source.folder)}
+model_dir = {json.dumps(source.base.place)}
 
 max_length = {recipe.max_length}{pad}
 global_batch = 16
@@ -154,8 +148,7 @@ def memory_lines(recipe: Recipe, shape: ModelShape) -> list[str]:
         f"Needs at least about {gigabytes(size)} GB of GPU memory a GPU at {recipe.max_length} tokens on {most} GPUs"
     )
     least += "".join(f", {gigabytes(size)} GB on {number}" for number, size in others)
-    is_fetched = not recipe.base_model.startswith(FOLDER)
-    downloads = f" Downloads {decimals(file_bytes(shape) / 1e9)} GB." if is_fetched else ""
+    downloads = "" if recipe.base_model.folder else f" Downloads {decimals(file_bytes(shape) / 1e9)} GB."
     return _wrapped(
         f"{least} (computed, not measured): {LEANEST}, every layer computed again. Where there is more, the plan of a "
         f"start takes what is faster.{downloads}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -21,24 +20,6 @@ from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.folder import write_atomically
 from training.text.files import ADAPTER_CONFIG, INDEX, SINGLE, STATE, model_files, object_in
 from training.text.problems import AdapterError
-
-FOLDER = "folder:"
-"""How the base_model of a folder of the user's begins."""
-
-
-def own_name(repo: str) -> str:
-    """What a model is called after its id, as a recipe and a folder may be."""
-    return re.sub(r"[^a-z0-9._-]+", "-", repo.rpartition("/")[2].lower()).strip("-._") or "model"
-
-
-def place_of_folder(base_model: str) -> str:
-    """Where it lies among models: told from others of its name."""
-    return f"{own_name(base_model)}-{sha256(base_model.encode()).hexdigest()[:8]}"
-
-
-def folder_of(base_model: str) -> Path:
-    """Where the folder is on the machine that named it."""
-    return Path(base_model.removeprefix(FOLDER))
 
 
 def state_of(folder: Path) -> str:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.models.folder import FOLDER
 from training.models.names import RECIPES
+from training.recipe.base import Base
 from training.recipe.recipe import RecipeError
 from training.run.folder import write_atomically
 
@@ -26,9 +26,6 @@ HEAD = """\
 # `files` is the sha256 of its manifest, the SHA256SUMS beside the model. docs/training.md says how to take a newer one.
 """
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-BUILT_IN = "built-in:"
-LOCAL = (BUILT_IN, FOLDER)
-"""How the base_model of what no hub has begins: made by spotune itself, or a folder of the user's."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +62,17 @@ def _pin(entry: Mapping[str, Any]) -> Pin:
     return Pin(commit, files)
 
 
-def pinned(pins: Pins, repo: str, revision: str) -> Pin:
+def pinned(pins: Pins, base: Base, revision: str) -> Pin:
     """What a recipe's revision stands for: pinned here, or a commit by itself; an empty Pin where it is not known."""
-    return pins.get((repo, revision)) or Pin(revision if COMMIT.fullmatch(revision) else "", "")
+    return pins.get((str(base), revision)) or Pin(revision if COMMIT.fullmatch(revision) else "", "")
 
 
-def disagreement(pins: Pins, recorded: Mapping[str, Any], repo: str, revision: str) -> str | None:
+def disagreement(pins: Pins, recorded: Mapping[str, Any], base: Base, revision: str) -> str | None:
     """How a fetched model (its spotune-model.json) is another than what is wanted; None where it is that one."""
-    pin, what = pinned(pins, repo, revision), f"{repo} at {revision}"
-    if repo.startswith(LOCAL):
+    if not base.on_hub:
         return None
+    repo = base.name
+    pin, what = pinned(pins, base, revision), f"{repo} at {revision}"
     fetched = {"repo": repo, "revision": revision, "commit": pin.commit} | dict(recorded)
     if fetched["repo"] != repo:
         return f"the model that lies there is {fetched['repo']}, not {repo}"
@@ -87,11 +85,11 @@ def disagreement(pins: Pins, recorded: Mapping[str, Any], repo: str, revision: s
     return None
 
 
-def remember(recorded: Mapping[str, Any], repo: str, revision: str, lock: Path | None = None) -> bool:
+def remember(recorded: Mapping[str, Any], base: Base, revision: str, lock: Path | None = None) -> bool:
     """Write what was fetched into the lock, where that says nothing of it yet; whether it was written."""
     lock, pins = lock or LOCK, read_pins(lock)
-    commit = str(recorded.get("commit", ""))
-    new = (repo, revision) not in pins and not repo.startswith(LOCAL)
+    repo, commit = base.name, str(recorded.get("commit", ""))
+    new = base.on_hub and (repo, revision) not in pins
     if not new or not COMMIT.fullmatch(commit) or recorded.get("repo") != repo:
         return False
     try:

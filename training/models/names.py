@@ -19,7 +19,7 @@ from pathlib import Path
 
 from training.cost.shape import known_shape
 from training.models.derive import Source, new_recipe
-from training.models.folder import FOLDER, own_name, place_of_folder
+from training.recipe.base import Base, Kind
 from training.recipe.reading import parse_recipe, read_recipe, read_toml
 from training.recipe.recipe import Recipe, RecipeError
 
@@ -47,7 +47,7 @@ SHOWN = 5
 class NamedModel:
     """What the nodes have to have of a model, by its name in cluster.toml."""
 
-    repo: str
+    base: Base
     revision: str
     folder: str
     """Below /data/models."""
@@ -66,13 +66,14 @@ def recipe_files() -> dict[str, Path]:
 @cache
 def shipped_models() -> dict[str, Source]:
     """The rows of MODELS, by the names of their recipes."""
-    return {name: Source(**row) for name, row in read_toml(MODELS).items()}
+    rows = read_toml(MODELS)
+    return {name: Source(Base.parse(row.pop("repo")), **row) for name, row in rows.items()}
 
 
 def shipped_text(name: str, named: str = "") -> str:
     """The recipe of a shipped model, as a file would have it: called `named`, or as its row."""
     source = shipped_models()[name]
-    shape = known_shape(source.repo)
+    shape = known_shape(source.base)
     assert shape is not None
     return new_recipe(named or name, source, shape)
 
@@ -92,7 +93,7 @@ def recipe_name(model: str) -> str:
     known = recipe_names()
     if model in known:
         return model
-    ids = {source.repo.lower(): name for name, source in shipped_models().items()}
+    ids = {source.base.name.lower(): name for name, source in shipped_models().items()}
     ids |= {str(read_toml(file).get("base_model", "")).lower(): name for name, file in recipe_files().items()}
     ids |= {also.lower(): name for name in known for also in ALSO.get(name, ())}
     if recipe := ids.get(model.lower()):
@@ -135,20 +136,19 @@ def has_recipe(model: str) -> bool:
 
 def typed(recipe: Recipe) -> str:
     """What `--model` takes for a recipe: its name; of one that was derived the folder or the id."""
-    if recipe.base_model.startswith(FOLDER):
-        return recipe.base_model.removeprefix(FOLDER)
     its = has_recipe(recipe.name) and load_recipe(recipe.name).base_model == recipe.base_model
-    return recipe.name if its else recipe.base_model
+    return recipe.name if its else recipe.base_model.name
 
 
 def named_model(name: str) -> NamedModel:
     """The model that one of [models] names means: a recipe's, one of the Hub by its id, or a folder of this machine.
     Raises RecipeError."""
     if is_folder(name):
-        repo = base_model_of(name)
-        return NamedModel(repo, "main", place_of_folder(repo))
+        base = base_of_folder(name)
+        return NamedModel(base, "main", base.place)
     if ID.fullmatch(name) and not has_recipe(name):
-        return NamedModel(name, "main", own_name(name))
+        base = Base(Kind.HUB, name)
+        return NamedModel(base, "main", base.place)
     recipe = load_recipe(name)
     return NamedModel(recipe.base_model, recipe.revision, recipe.model_dir)
 
@@ -167,9 +167,9 @@ def is_folder(model: str) -> bool:
     return model.startswith((".", "/", "~")) or model.count("/") > 1 or (os.sep in model and Path(model).is_dir())
 
 
-def base_model_of(folder: str) -> str:
-    """What a recipe's base_model says of a folder."""
-    return f"{FOLDER}{expanded(folder).resolve()}"
+def base_of_folder(folder: str) -> Base:
+    """The base model that a folder is, as it was typed."""
+    return Base(Kind.FOLDER, str(expanded(folder).resolve()))
 
 
 def expanded(folder: str) -> Path:

@@ -26,6 +26,7 @@ from training.node.liger import LARGE
 from training.node.loss import learned_rows
 from training.node.model import LossModel, attention_of, inputs
 from training.node.outline import ACTIVE, BROKEN
+from training.recipe.base import TINY
 from training.recipe.model_types import CURE, LIST
 from training.recipe.recipe import Recipe, RecipeError
 
@@ -44,7 +45,7 @@ SHARING = "num_kv_shared_layers"
 """The last so many layers take the keys and values of an earlier one of their kind."""
 PROMPT = 5
 """Tokens that both begin with where they are a pair."""
-RECIPE = Recipe(name="copy", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16)
+RECIPE = Recipe(name="copy", base_model=TINY, model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16)
 """Of the copy's loss."""
 
 

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
+from training.recipe.base import Base
 from training.recipe.tables import (
     DPO,
     DPO_LR,
@@ -80,6 +81,14 @@ def _spelled(pattern: str, signs: str) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def _base(value: object) -> Base:
+    if isinstance(value, Base):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"OWNER/NAME of the Hub is expected, not {value!r}")
+    return Base.parse(value)
+
+
 class Recipe(Table):
     """One training run: base model, data shape, length, LoRA and optimizer. Batches count rows: packed sequences
     where `batching` is packed, records elsewhere."""
@@ -87,8 +96,7 @@ class Recipe(Table):
     name: Annotated[str, _spelled("[a-z0-9][a-z0-9._-]*", "small letters, digits and . _ -")]
     goal: Literal["sft", "dpo"] = "sft"
     """sft: to say what the records say. dpo: to prefer one answer to another, from pairs of them."""
-    base_model: Annotated[str, Field(min_length=1)]
-    """Hub repository, or `built-in:tiny`, which spotune makes itself."""
+    base_model: Annotated[Base, BeforeValidator(_base), PlainSerializer(str)]
     revision: Annotated[str, Field(min_length=1)] = "main"
     licence: str = ""
     """Of the base model, as its page says; empty where nobody looked."""

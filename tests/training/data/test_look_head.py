@@ -13,7 +13,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from inventory.node_program import ProgramRefused
 from training.data.look.content import remarks
 from training.laptop import data_size, data_view
-from training.laptop.base_model import TINY
+from training.laptop.base_model import TINY_CODE
 from training.laptop.data_view import Question
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session
@@ -33,7 +33,7 @@ def head(tmp_path, monkeypatch):
     model = tmp_path / ".cache" / "spotune" / "models" / "tiny"
     tiny._tokenizer(["the quick brown fox says hello", "怎样煮米饭"]).save_pretrained(model)
     (model / "config.json").write_text(json.dumps(tiny.LIMITS))
-    (model / ORIGIN).write_text(json.dumps({"commit": sha256_of(TINY), "hash": "h" * 64}))
+    (model / ORIGIN).write_text(json.dumps({"commit": sha256_of(TINY_CODE), "hash": "h" * 64}))
     found = HereHead(tmp_path / "runs")
 
     @contextmanager

@@ -18,6 +18,7 @@ from training.laptop import base_model
 from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room, use_of_merged
 from training.laptop.base_model import refuse_gone
 from training.laptop.head_node import HereHead
+from training.recipe.base import TINY, Base
 from training.run.evaluations import read_evaluations
 from training.run.launch import LaunchError
 from training.text.problems import AdapterError
@@ -350,7 +351,7 @@ def test_a_base_that_was_merged_in_a_run_deleted_since_is_not_said_to_be_put_bac
     launch = SimpleNamespace(run_id=RUN, models=str(tmp_path / "models"))
     merged = tmp_path / "runs" / WHOLE / "merged"
     with pytest.raises(LaunchError) as refused:
-        refuse_gone(HereHead(tmp_path / "runs"), launch, "merged-1", f"folder:{merged}")
+        refuse_gone(HereHead(tmp_path / "runs"), launch, "merged-1", Base.parse(f"folder:{merged}"))
     assert f"it was merged from {WHOLE}, which is no longer on this machine" in str(refused.value)
     assert "put it back" not in str(refused.value) and "puts it back" not in str(refused.value)
 
@@ -360,7 +361,7 @@ def test_other_weights_in_a_bases_folder_are_refused_and_other_words_beside_them
     own.mkdir()
     for name in ("config.json", "model.safetensors", "README.md"):
         (own / name).write_text("as it was")
-    recipe = SimpleNamespace(base_model=f"folder:{own}", model_dir="own-1")
+    recipe = SimpleNamespace(base_model=Base.parse(f"folder:{own}"), model_dir="own-1")
     base_model.link_model(recipe, tmp_path / "models")
     launch = SimpleNamespace(run_id=RUN, models=str(tmp_path / "models"))
     (own / "README.md").write_text("more words")
@@ -377,12 +378,12 @@ def test_weights_that_are_gone_from_the_heads_disk_are_put_back_by_the_base_depl
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     (tmp_path / "models" / "tiny" / "config.json").touch()
     with pytest.raises(LaunchError) as gone:
-        refuse_gone(head, launch, "tiny", "built-in:tiny", ("tiny",))
+        refuse_gone(head, launch, "tiny", TINY, ("tiny",))
     assert str(gone.value).endswith("/models/tiny; to put it back, run the base deploy: pyinfra deploy/base.py")
     with pytest.raises(LaunchError, match=r"name tiny in \[models\] names of cluster.toml, then run the base deploy"):
-        refuse_gone(head, launch, "tiny", "built-in:tiny")
+        refuse_gone(head, launch, "tiny", TINY)
     (tmp_path / "models" / "tiny" / "model.safetensors").touch()
-    refuse_gone(head, launch, "tiny", "built-in:tiny")
+    refuse_gone(head, launch, "tiny", TINY)
 
 
 def test_a_merged_model_that_came_home_is_deployed_before_the_nodes_train_from_it():

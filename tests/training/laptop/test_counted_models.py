@@ -107,7 +107,7 @@ def test_a_model_of_the_hub_is_counted_on_the_head(head, laptop):
     with Hub({REPO: {"config.json": json.dumps(CONFIG).encode()}}) as hub:
         laptop.setenv("HF_ENDPOINT", hub.url)
         recipe = start_run.resolve_recipe(REPO, [])
-    assert (recipe.base_model, recipe.max_length) == (REPO, 512) and head.opens == [False]
+    assert (str(recipe.base_model), recipe.max_length) == (REPO, 512) and head.opens == [False]
     assert plan_options.subject(recipe, PlanWish())[0].layers == 2 and list(head.runs.iterdir()) == []
 
 

@@ -23,6 +23,7 @@ from training.laptop.models.wanted import folder_faults, missing_folder_notes
 from training.models import tiny
 from training.models.folder import state_of
 from training.models.names import is_folder
+from training.recipe.base import Base, Kind
 from training.recipe.recipe import RecipeError
 from training.text.files import INDEX, ORIGIN, SUMS, model_files
 
@@ -67,8 +68,8 @@ def test_what_is_taken_for_a_folder(model, is_one):
 def test_the_recipe_of_a_folder_is_derived_and_can_be_changed(folder: Path):
     recipe = folder_recipe(str(folder), {"lora.rank": "4"})
     assert (recipe.name, recipe.max_length, recipe.lora.rank) == ("my-model", 512, 4)
-    assert recipe.base_model == f"folder:{folder}" and recipe.model_dir.startswith("my-model-")
-    assert folder_shape(recipe.base_model).layers == 2
+    assert recipe.base_model == Base(Kind.FOLDER, str(folder)) and recipe.model_dir.startswith("my-model-")
+    assert folder_shape(folder).layers == 2
     assert f"fab train --model '{folder}' --data FILE" in recipe_text(str(folder))
     other = folder.with_name("other") / "My Model"
     other.parent.mkdir()

@@ -37,11 +37,12 @@ from training.laptop.data_view import Question
 from training.laptop.folder_model import folder_recipe
 from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
-from training.laptop.start_run import BUILT_IN, resolve_recipe
+from training.laptop.start_run import resolve_recipe
 from training.models import tiny
 from training.models.names import load_recipe, recipe_names
 from training.plan import calibration
 from training.plan.notes import MIXTURES
+from training.recipe.base import TINY, Base
 from training.recipe.model_types import once_a_sample
 from training.run.launch import LaunchError
 
@@ -396,11 +397,11 @@ def test_a_tokenizer_that_came_without_its_words_counts_nothing(place, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     homes = {
         "own cache": place / ".cache" / "spotune" / "models" / recipe.model_dir,
-        "hub's cache": hub / f"models--{recipe.base_model.replace('/', '--')}" / "snapshots" / recipe.revision,
+        "hub's cache": hub / f"models--{recipe.base_model.name.replace('/', '--')}" / "snapshots" / recipe.revision,
         "own folder": place / "mine",
     }
     if lies == "own folder":
-        recipe = recipe.model_copy(update={"base_model": f"folder:{homes[lies]}"})
+        recipe = recipe.model_copy(update={"base_model": Base.parse(f"folder:{homes[lies]}")})
     tokenizer.save_pretrained(homes[lies])
     (homes[lies] / "config.json").write_text("{}")
     assert size_of((records(place),), recipe).how == "counted with the model's tokenizer"
@@ -430,7 +431,7 @@ def test_long_records_are_cut_and_padded_ones_have_a_row_each(place):
 
 def test_tiny_brings_its_own_data_and_others_none():
     own, other = load_recipe("tiny"), load_recipe("qwen2.5-7b")
-    assert own.base_model == BUILT_IN and size_of((), own).records == 400
+    assert own.base_model == TINY and size_of((), own).records == 400
     assert size_of((), other) is None
 
 

@@ -10,10 +10,12 @@ from training.laptop import base_model
 from training.models import lock as model_lock
 from training.models.lock import Pin, disagreement, pinned, read_pins, remember
 from training.models.names import load_recipe, recipe_names
+from training.recipe.base import TINY, Base
 from training.recipe.recipe import RecipeError
 from training.run.launch import Host, Launch, LaunchError
 
 REPO, COMMIT, OTHER, FILES = "acme/model", "c" * 40, "d" * 40, "f" * 64
+BASE = Base.parse(REPO)
 RECORD = {"repo": REPO, "revision": "main", "commit": COMMIT, "hash": FILES}
 
 
@@ -23,28 +25,28 @@ def lock(tmp_path: Path) -> Path:
 
 
 def test_a_first_download_is_pinned_and_never_pinned_anew(lock: Path) -> None:
-    assert remember(RECORD, REPO, "main", lock)
+    assert remember(RECORD, BASE, "main", lock)
     assert read_pins(lock) == {(REPO, "main"): Pin(COMMIT, FILES)}
-    assert not remember({**RECORD, "commit": OTHER}, REPO, "main", lock)
-    assert remember({**RECORD, "revision": 'v"2', "commit": OTHER}, REPO, 'v"2', lock)
-    assert pinned(read_pins(lock), REPO, "main").commit == COMMIT
-    assert pinned(read_pins(lock), REPO, 'v"2').commit == OTHER
+    assert not remember({**RECORD, "commit": OTHER}, BASE, "main", lock)
+    assert remember({**RECORD, "revision": 'v"2', "commit": OTHER}, BASE, 'v"2', lock)
+    assert pinned(read_pins(lock), BASE, "main").commit == COMMIT
+    assert pinned(read_pins(lock), BASE, 'v"2').commit == OTHER
     assert [path.name for path in lock.parent.iterdir()] == [lock.name]
 
 
 @pytest.mark.parametrize("odd", ["f" * 63, 7, None, ["f" * 64], f'{FILES}"\n[x]'])
 def test_a_record_that_would_spoil_the_lock_is_refused_when_it_is_written(lock: Path, odd: object) -> None:
-    remember({**RECORD, "revision": "v1"}, REPO, "v1", lock)
+    remember({**RECORD, "revision": "v1"}, BASE, "v1", lock)
     before = lock.read_text()
     with pytest.raises(RecipeError, match="is not written"):
-        remember({**RECORD, "hash": odd}, REPO, "main", lock)
+        remember({**RECORD, "hash": odd}, BASE, "main", lock)
     assert lock.read_text() == before
 
 
 @pytest.mark.parametrize("record", [{"hash": FILES}, {**RECORD, "commit": "main"}, {**RECORD, "repo": "acme/other"}])
 def test_what_no_hub_told_is_not_pinned(lock: Path, record: dict[str, str]) -> None:
-    assert not remember(record, REPO, "main", lock)
-    assert not remember({**RECORD, "repo": "built-in:tiny"}, "built-in:tiny", "main", lock)
+    assert not remember(record, BASE, "main", lock)
+    assert not remember({**RECORD, "repo": "built-in:tiny"}, TINY, "main", lock)
     assert not lock.exists()
 
 
@@ -58,14 +60,14 @@ def test_what_no_hub_told_is_not_pinned(lock: Path, record: dict[str, str]) -> N
 )
 def test_a_model_that_is_another_is_said(change: dict[str, str], said: str) -> None:
     pins = {(REPO, "main"): Pin(COMMIT, FILES)}
-    assert disagreement(pins, RECORD, REPO, "main") is None
-    assert said in str(disagreement(pins, {**RECORD, **change}, REPO, "main"))
+    assert disagreement(pins, RECORD, BASE, "main") is None
+    assert said in str(disagreement(pins, {**RECORD, **change}, BASE, "main"))
 
 
 def test_a_commit_stands_for_itself_and_another_revision_is_another_model() -> None:
-    assert pinned({}, REPO, COMMIT) == Pin(COMMIT, "")
-    assert "at main, not at v2" in str(disagreement({}, RECORD, REPO, "v2"))
-    assert "is commit" in str(disagreement({}, RECORD, REPO, OTHER))
+    assert pinned({}, BASE, COMMIT) == Pin(COMMIT, "")
+    assert "at main, not at v2" in str(disagreement({}, RECORD, BASE, "v2"))
+    assert "is commit" in str(disagreement({}, RECORD, BASE, OTHER))
 
 
 @pytest.mark.parametrize("text", ["[", "x = 1", '["a"."main"]\ncommit = "main"', '["a"."main"]\nfiles = ""'])
@@ -80,7 +82,7 @@ def test_every_recipe_is_pinned_or_will_be_at_its_first_use() -> None:
     for name in recipe_names():
         recipe = load_recipe(name)
         known = pinned(pins, recipe.base_model, recipe.revision).commit
-        assert known or recipe.revision == "main" or recipe.base_model.startswith("built-in:"), name
+        assert known or recipe.revision == "main" or not recipe.base_model.on_hub, name
 
 
 class _Head:
@@ -93,7 +95,7 @@ def test_a_changed_model_is_said_before_anything_is_trained(
     lock: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     recipe = load_recipe("qwen2.5-0.5b")
-    record = {**RECORD, "repo": recipe.base_model}
+    record = {**RECORD, "repo": str(recipe.base_model)}
     remember(record, recipe.base_model, "main", lock)
     monkeypatch.setattr(model_lock, "LOCK", lock)
     there = base_model.BaseModel({**record, "commit": OTHER}, "sums")
@@ -116,7 +118,7 @@ def test_a_model_that_the_next_deploy_fetches_needs_that_alone(tmp_path: Path, m
         assert ("lists 'tiny'; run the base deploy: " in str(refused.value)) == is_named
         assert ("add what --model said" in str(refused.value)) != is_named
     with pytest.raises(LaunchError, match=r"base.py, which fetches 29\.\d GB \(fab models says whether it fits\)$"):
-        base_model.base_model_on_head(_Shell(), launch, "qwen", (), "Qwen/Qwen2.5-14B-Instruct")
+        base_model.base_model_on_head(_Shell(), launch, "qwen", (), Base.parse("Qwen/Qwen2.5-14B-Instruct"))
 
 
 def test_a_head_that_does_not_know_the_other_nodes_by_name_needs_the_deploy(

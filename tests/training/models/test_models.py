@@ -169,7 +169,7 @@ def test_a_model_gets_a_recipe_that_everything_finds_by_name_and_by_id(recipes, 
     (recipes / "my-qwen3.toml").write_text(text)
     assert "#   fab train --model my-qwen3 --data FILE\n" in text
     recipe = load_recipe(REPO)
-    assert recipe_name(REPO) == "my-qwen3" and recipe.base_model == REPO and recipe.max_length == 1024
+    assert recipe_name(REPO) == "my-qwen3" and recipe.base_model.name == REPO and recipe.max_length == 1024
     assert known_shape(REPO).layers == 2 and known_shape("Qwen/Qwen3-8B").layers == 36
     with pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
         adding.new_name(REPO)
@@ -230,7 +230,7 @@ def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         recipe = start_run.resolve_recipe(REPO, ["lora.rank=4"], "5")
         assert len(hub.downloads("config.json")) == 1, "fewer steps shorten the warm-up, which asks for it again"
-    assert (recipe.name, recipe.base_model, recipe.model_dir) == ("my-qwen3", REPO, "my-qwen3")
+    assert (recipe.name, str(recipe.base_model), recipe.model_dir) == ("my-qwen3", REPO, "my-qwen3")
     assert (recipe.lora.rank, recipe.steps, recipe.max_length) == (4, 5, 1024)
     assert plan_options.subject(recipe, PlanWish())[0].layers == 2
     shown = capsys.readouterr()
@@ -254,7 +254,7 @@ def test_what_is_missing_to_count_a_model_is_said_by_its_id_before_the_hub_is_as
 
 def test_a_model_without_a_recipe_is_fetched_by_its_id(recipes):
     (folder,) = base_models([REPO])
-    assert (folder.repo, folder.revision, folder.path) == (REPO, "main", "/data/models/my-qwen3")
+    assert (str(folder.base), folder.revision, folder.path) == (REPO, "main", "/data/models/my-qwen3")
     assert [each.folder for each in base_models(["Qwen/Qwen3-8B", "qwen3:8b"])] == ["qwen3-8b"]
     with pytest.raises(RecipeError, match="wanted for acme/My-Qwen3 at main and for other/My-Qwen3"):
         base_models([REPO, "other/My-Qwen3"])

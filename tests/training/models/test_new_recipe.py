@@ -13,6 +13,7 @@ from tests.support.models_page import PAGE
 from training.models import names
 from training.models.derive import Source, new_recipe
 from training.models.names import load_recipe, recipe_name, recipe_names, shipped_models, shipped_text
+from training.recipe.base import Base
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import RecipeError
 
@@ -153,10 +154,10 @@ CONFIG = {
 
 
 def test_a_new_recipe_is_a_recipe_that_says_how_much_it_needs(tmp_path: Path):
-    text = new_recipe("mine", Source("me/Mine-32B", 4096, "mit", "A note."), model_shape(CONFIG))
+    text = new_recipe("mine", Source(Base.parse("me/Mine-32B"), 4096, "mit", "A note."), model_shape(CONFIG))
     (tmp_path / "mine.toml").write_text(text)
     recipe = read_recipe(tmp_path / "mine.toml")
-    assert (recipe.base_model, recipe.model_dir, recipe.max_length) == ("me/Mine-32B", "mine-32b", 2048)
+    assert (str(recipe.base_model), recipe.model_dir, recipe.max_length) == ("me/Mine-32B", "mine-32b", 2048)
     assert recipe.licence == "mit"
     assert (recipe.optimizer.lr, recipe.epochs) == (1e-4, 2)
     assert recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
@@ -168,20 +169,22 @@ def test_a_new_recipe_is_a_recipe_that_says_how_much_it_needs(tmp_path: Path):
     )
     assert "A note." in comment and "The model reads at most 4096 tokens." in comment
     assert "--set base_precision=nf4    # 2" in text and max(map(len, comment)) < 120
-    small = new_recipe("short", Source("me/Short", 512), model_shape({**CONFIG, "num_hidden_layers": 4}))
+    small = new_recipe("short", Source(Base.parse("me/Short"), 512), model_shape({**CONFIG, "num_hidden_layers": 4}))
     assert "max_length = 512\n" in small and "lr = 2e-4\n" in small
     assert "a GPU at 512 tokens on" in small and "fab train --model short --data FILE" in small
 
 
 @pytest.mark.parametrize(("typed", "shown"), [("./my-qwen3", "./my-qwen3"), ("./my qwen3", "'./my qwen3'")])
 def test_a_folder_s_recipe_is_started_by_the_folder_as_it_was_typed(typed: str, shown: str):
-    source = Source("folder:/home/me/my-qwen3", 1024, typed=typed)
+    source = Source(Base.parse("folder:/home/me/my-qwen3"), 1024, typed=typed)
     text = new_recipe(source.name, source, model_shape(CONFIG))
     assert f"#   fab train --model {shown} --data FILE\n" in text
 
 
 def test_a_folders_own_letters_stand_in_its_recipe_as_they_are(tmp_path: Path):
-    text = new_recipe("model", Source("folder:/home/anna/我的模型", 1024, typed="./我的模型"), model_shape(CONFIG))
+    text = new_recipe(
+        "model", Source(Base.parse("folder:/home/anna/我的模型"), 1024, typed="./我的模型"), model_shape(CONFIG)
+    )
     (path := tmp_path / "model.toml").write_text(text, encoding="utf-8")
     assert "我的模型" in text and "\\u" not in text
-    assert read_recipe(path).base_model == "folder:/home/anna/我的模型"
+    assert str(read_recipe(path).base_model) == "folder:/home/anna/我的模型"

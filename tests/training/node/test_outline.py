@@ -28,7 +28,7 @@ ALIKE = sorted(name for name, config in configs().items() if config["model_type"
 
 
 def test_the_outlines_of_all_recipes_are_those_counted_on_what_their_config_json_says():
-    named = {load_recipe(name).base_model for name in recipe_names()}
+    named = {str(load_recipe(name).base_model) for name in recipe_names()}
     assert named - added_outlines().keys() == configs().keys(), "but for those that fab models.add wrote"
     assert SHIPPED.read_text() == text()
 

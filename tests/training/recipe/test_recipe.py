@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.models.names import load_recipe, recipe_files, recipe_names, shipped_text, typed
+from training.recipe.base import Base
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import RecipeError
 from training.recipe.tables import Optimizer
@@ -41,7 +42,7 @@ def test_the_promised_models_are_there_in_order_of_size():
         "deepseek-r1-distill-qwen-14b",
         "deepseek-llm-7b-chat",
     } < set(names)
-    assert all(load_recipe(name).base_model.endswith("-Instruct") for name in qwen)
+    assert all(load_recipe(name).base_model.name.endswith("-Instruct") for name in qwen)
 
 
 def test_unknown_recipe_lists_the_known_ones():
@@ -188,10 +189,12 @@ def test_a_recipe_saved_by_notepad_is_read_and_one_in_gbk_is_named(tmp_path):
 
 def test_a_recipe_is_typed_by_its_name_and_one_that_was_derived_by_its_folder_or_id():
     known = load_recipe("qwen3-8b")
+    derived = {"name": "mine", "base_model": Base.parse("folder:/tmp/my model")}
     assert typed(known) == "qwen3-8b"
-    assert typed(known.model_copy(update={"name": "mine", "base_model": "folder:/tmp/my model"})) == "/tmp/my model"
-    assert typed(known.model_copy(update={"name": "mine", "base_model": "owner/mine"})) == "owner/mine"
-    assert typed(known.model_copy(update={"base_model": "other/Qwen3-8B"})) == "other/Qwen3-8B", "of the name alone"
+    assert typed(known.model_copy(update=derived)) == "/tmp/my model"
+    assert typed(known.model_copy(update=derived | {"base_model": Base.parse("owner/mine")})) == "owner/mine"
+    of_the_name_alone = known.model_copy(update={"base_model": Base.parse("other/Qwen3-8B")})
+    assert typed(of_the_name_alone) == "other/Qwen3-8B"
 
 
 @pytest.mark.parametrize("typed", ["[q_proj,v_proj]", "q_proj,v_proj", "q_proj，v_proj", "q_proj v_proj"])

@@ -16,7 +16,6 @@ from typing import Any
 
 from training.models.card import CardFacts, base_name, card, read_facts
 from training.models.hub import HubError, SilentHubError, hub_of
-from training.models.lock import BUILT_IN, LOCAL
 from training.run.folder import is_run_id
 from training.text.counts import size_text
 from training.text.files import (
@@ -144,9 +143,8 @@ def _portable(path: Path, facts: CardFacts) -> bytes:
     config = bounded_json(path.read_text(encoding="utf-8"))
     if not str((config.get("auto_mapping") or {}).get("parent_library")).startswith("transformers."):
         config.pop("auto_mapping", None)  # names Python to import
-    base = facts.recipe["base_model"]
-    config["base_model_name_or_path"] = base_name(base).removeprefix(BUILT_IN)
-    if not base.startswith(LOCAL) and facts.recipe.get("revision", "main") != "main":
+    config["base_model_name_or_path"] = base_name(facts.base)
+    if facts.base.on_hub and facts.recipe.get("revision", "main") != "main":
         config["revision"] = facts.recipe["revision"]
     return (json.dumps(config, indent=2) + "\n").encode()
 

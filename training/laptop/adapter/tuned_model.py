@@ -20,6 +20,7 @@ from training.laptop.download import Download, another
 from training.laptop.head_node import Head, RemoteHead
 from training.laptop.new_run import code_files, pack
 from training.laptop.open_cluster import Session
+from training.recipe.base import Base
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError
 from training.run.folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, RECIPE, checkpoint_folder, checkpoint_steps
@@ -95,7 +96,8 @@ def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> T
     if not model_dir or Path(model_dir).name != model_dir:
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
     recipe = tomllib.loads(head.shell(f"cat {folder}/{RECIPE} 2>/dev/null; true"))
-    base_model.refuse_gone(head, launch, model_dir, str(recipe.get("base_model", "")), cluster.models)
+    base = Base.parse(str(recipe.get("base_model", "")))
+    base_model.refuse_gone(head, launch, model_dir, base, cluster.models)
     packing, args = packing_bytes(plan.get("predicted", {})), recipe.get("template_args", {})
     return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args, whole, asks)
 

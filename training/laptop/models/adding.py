@@ -29,7 +29,7 @@ from training.laptop.hub import (
     template_of,
 )
 from training.models.derive import Source, new_recipe
-from training.models.folder import own_name, shape_of
+from training.models.folder import shape_of
 from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.models.names import (
     ID,
@@ -42,6 +42,7 @@ from training.models.names import (
     recipe_names,
     shipped_models,
 )
+from training.recipe.base import Base, own_name
 from training.recipe.model_types import ADMITTED, not_admitted, untrainable
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
@@ -71,7 +72,9 @@ class HubModel:
     def source(self) -> Source:
         remarks = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
         remarks += [*notes(self.config, self.template), *self.ends]
-        return Source(self.repo, positions(self.config), self.licence, " ".join(remarks), pad_token=self.pad_token)
+        return Source(
+            Base.parse(self.repo), positions(self.config), self.licence, " ".join(remarks), pad_token=self.pad_token
+        )
 
 
 @cache
@@ -162,7 +165,9 @@ class Derived:
     def recipe(self, kept_as: str = "") -> str:
         """The text of a recipe for it; of one that is not kept under a name, which is started by the model's id."""
         source = self.model.source
-        return new_recipe(kept_as or source.name, source if kept_as else replace(source, typed=source.repo), self.shape)
+        return new_recipe(
+            kept_as or source.name, source if kept_as else replace(source, typed=self.model.repo), self.shape
+        )
 
 
 @cache

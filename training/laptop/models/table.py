@@ -62,7 +62,7 @@ def rows(machines: PlannedMachines | None, folders_by_node: Mapping[str, Collect
         mixture = shape.mixture
         yield ModelRow(
             name,
-            recipe.base_model,
+            str(recipe.base_model),
             recipe.licence,
             shape.kind,
             shape.parameters,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from training.laptop.folder_model import whole_config
 from training.laptop.hub import another, hub_to_read
-from training.models.folder import folder_of
 from training.models.hub import HubError, SilentHubError
-from training.models.names import ID, base_model_of, did_you_mean, has_recipe, is_folder, named_model, recipe_name
+from training.models.names import ID, base_of_folder, did_you_mean, has_recipe, is_folder, named_model, recipe_name
 from training.recipe.recipe import RecipeError
 
 NAMES = "[models] names in cluster.toml"
@@ -20,7 +20,7 @@ def refuse_unknown(names: Iterable[str]) -> list[str]:
     notes = []
     for name in names:
         try:
-            repo = named_model(name).repo
+            repo = named_model(name).base.name
         except RecipeError as error:
             raise RecipeError(f"{NAMES}: {error}") from error
         if is_folder(name):
@@ -39,7 +39,7 @@ def short_name_notes(names: Iterable[str]) -> list[str]:
     """A note for each name that is short for a recipe's; nobody is asked. Raises RecipeError for an unknown one."""
     typed = [name for name in names if not (is_folder(name) or ID.fullmatch(name))]
     meant = {name: recipe for name in typed if (recipe := recipe_name(name)) != name}
-    return [f"{NAMES}: {name} is {recipe} ({named_model(name).repo})" for name, recipe in meant.items()]
+    return [f"{NAMES}: {name} is {recipe} ({named_model(name).base})" for name, recipe in meant.items()]
 
 
 def refuse_incomplete(names: Iterable[str], *, sent_before: bool) -> None:
@@ -54,7 +54,7 @@ def missing_folder_notes(names: Iterable[str]) -> list[str]:
         f"{NAMES}: there is no folder {folder} on this machine; the base deploy takes the copy on the head's disk, and "
         "ends where there is none"
         for name in filter(is_folder, names)
-        if not (folder := folder_of(base_model_of(name))).is_dir()
+        if not (folder := Path(base_of_folder(name).name)).is_dir()
     ]
 
 
@@ -63,7 +63,7 @@ def folder_faults(names: Iterable[str], *, sent_before: bool) -> list[str]:
     that it is no longer on this machine is no fault then."""
     faults = []
     for name in filter(is_folder, names):
-        folder = folder_of(base_model_of(name))
+        folder = Path(base_of_folder(name).name)
         if sent_before and not folder.is_dir():
             continue
         try:

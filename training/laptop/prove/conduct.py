@@ -19,7 +19,7 @@ from training.cost.memory import GIB, with_reserve
 from training.cost.shape import PlanError
 from training.data.sample import DataError
 from training.laptop import new_run, rental, runs, start_run, stop_run
-from training.laptop.base_model import BUILT_IN, here_base_model
+from training.laptop.base_model import here_base_model
 from training.laptop.head_node import Head
 from training.laptop.open_cluster import Session
 from training.laptop.prove.drills import Drill, named, silently
@@ -27,6 +27,7 @@ from training.models import tiny
 from training.models.names import load_recipe
 from training.plan import calibration
 from training.plan.calibration import Calibration
+from training.recipe.base import TINY
 from training.recipe.recipe import Recipe
 from training.run import comm_report
 from training.run.causes import CauseKind
@@ -184,7 +185,7 @@ def real_steps(cluster: Session, model: str, say: Callable[[str], None]) -> list
 
 def _start_steps(cluster: Session, recipe: Recipe) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        data = () if recipe.base_model == BUILT_IN else (str(Path(folder) / "questions.jsonl"),)
+        data = () if recipe.base_model == TINY else (str(Path(folder) / "questions.jsonl"),)
         for file in data:
             tiny.write_data(Path(file))
         training_data = start_run.training_data(recipe, data, Path(folder))

@@ -12,7 +12,6 @@ from typing import Literal, get_args
 from training.laptop.open_cluster import Session
 from training.laptop.run_list.listing import RunRow
 from training.laptop.starting import in_the_way, under_way
-from training.models.folder import FOLDER, folder_of
 from training.run.folder import is_run_id
 from training.run.launch import LaunchError
 from training.text.counts import size
@@ -66,8 +65,7 @@ def refuse_bases(deletion: RunDeletion, rows: Iterable[RunRow], home: Path) -> N
     for row in rows:
         copies = [copy for place in PLACES if (copy := getattr(row, place)) and row not in deletion.of(place)]
         needing = [copy for copy in copies if copy.steps or copy.look.alive]
-        for base in {copy.base_model for copy in needing if copy.base_model.startswith(FOLDER)}:
-            folder = folder_of(base)
+        for folder in {copy.base_model.folder for copy in needing if copy.base_model and copy.base_model.folder}:
             inside = next((run for run in going if folder.is_relative_to((home / run).resolve())), "")
             if inside and folder.is_dir():
                 needed.setdefault(folder, []).append(row.run_id)

@@ -16,6 +16,7 @@ from training.laptop import runs
 from training.laptop.follow import RunLook
 from training.laptop.head_node import Head, HereHead
 from training.laptop.open_cluster import open_cluster
+from training.recipe.base import Base
 from training.run.checkpoint_files import wanted_step
 from training.run.folder import CHECKPOINTS, CLAIM, LAUNCH, begun, checkpoint_steps, recipe_of, was_made_in
 from training.run.history import STARTS
@@ -166,8 +167,8 @@ class Copy:
     """On the laptop: it ran there, with --here, and was not fetched."""
     laid_down: bool = False
     """Whether what it learned can be loaded from its folder's `adapter` or `model`."""
-    base_model: str = ""
-    """As its recipe names it; empty where nothing says so."""
+    base_model: Base | None = None
+    """Its recipe's; None where nothing says so."""
     cluster: str = ""
     """On which it was started; empty for this machine, and where nothing says so."""
 
@@ -209,11 +210,11 @@ def _details_command(folder: str) -> str:
     )
 
 
-def _base_model(line: str) -> str:
+def _base_model(line: str) -> Base | None:
     try:
-        return str(tomllib.loads(line).get("base_model", ""))
-    except tomllib.TOMLDecodeError:
-        return ""
+        return Base.parse(str(tomllib.loads(line)["base_model"]))
+    except (tomllib.TOMLDecodeError, KeyError):
+        return None
 
 
 def _copies(looks: Mapping[str, RunLook], details: str, here: frozenset[str] = frozenset()) -> dict[str, Copy]:

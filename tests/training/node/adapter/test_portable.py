@@ -23,6 +23,7 @@ from training.laptop.open_cluster import launch_here
 from training.models import card as model_card
 from training.models.card import CardFacts, base_name, card, loading, read_facts
 from training.node.checkpoint import faults
+from training.recipe.base import Base
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe
 from training.run.folder import MODEL_SUMS
@@ -244,8 +245,10 @@ def test_the_code_of_the_card_refuses_another_base_than_the_adapters(base: Path,
 
 
 def test_a_base_that_a_run_merged_is_named_by_that_run():
-    assert base_name(f"folder:/home/anna/runs/{RUN}/merged") == f"{RUN}-merged"
-    assert base_name("folder:/home/anna/tiny") == "tiny" and base_name("acme/tiny") == "acme/tiny"
+    assert base_name(Base.parse(f"folder:/home/anna/runs/{RUN}/merged")) == f"{RUN}-merged"
+    assert (
+        base_name(Base.parse("folder:/home/anna/tiny")) == "tiny" and base_name(Base.parse("acme/tiny")) == "acme/tiny"
+    )
 
 
 def test_the_code_of_the_card_of_what_sees_images_too_builds_the_class_that_was_trained(seeing, tmp_path: Path):

@@ -20,13 +20,14 @@ from tests.support.dap import Dap
 from tests.support.supervised import status_of
 from tests.support.waiting import until
 from training.laptop import runs, tunnels
-from training.laptop.base_model import BUILT_IN, TINY
+from training.laptop.base_model import TINY_CODE
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session
 from training.models import tiny
 from training.node.diagnosis.on_rank import collective_timeout_s
 from training.node.diagnosis.progress import PATIENCE_S, debugged, read_progress
 from training.node.heartbeat import late_ranks
+from training.recipe.base import TINY
 from training.run.events import EVENTS, Ended, Started, Told, WaitingRank, row_of
 from training.run.folder import METRICS
 from training.run.launch import LaunchError, debug_env
@@ -163,7 +164,7 @@ def home(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     tiny.write_model(folder, steps=1)
     (folder / SUMS).write_text(sums_text(sums_of(folder)))
-    record = {"repo": BUILT_IN, "revision": "main", "commit": sha256_of(TINY), "hash": sha256_of(folder / SUMS)}
+    record = {"repo": str(TINY), "revision": "main", "commit": sha256_of(TINY_CODE), "hash": sha256_of(folder / SUMS)}
     (folder / ORIGIN).write_text(json.dumps(record))
     return tmp_path
 
