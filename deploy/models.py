@@ -34,8 +34,8 @@ from deploy.on_node.probe import MODEL_STAMP as STAMP
 from training.models.folder import state_of
 from training.models.hub import TOKEN_HOST
 from training.models.lock import LOCK, Pins, pinned, read_pins, remember
-from training.models.names import NamedModel, named_model
-from training.recipe.base import Base, Kind
+from training.models.names import Model, resolve
+from training.recipe.base import Base, BaseKind
 from training.recipe.recipe import RecipeError
 from training.text.files import LICENCE, MODEL, model_files, parse_sums, sha256_of
 
@@ -112,7 +112,7 @@ def base_models(names: Iterable[str]) -> list[ModelFolder]:
     models: dict[str, ModelFolder] = {}
     pins = read_pins()
     for name in names:
-        model = _wanted(named_model(name), pins)
+        model = _wanted(resolve(name), pins)
         other = models.setdefault(model.folder, model)
         if other != model:
             raise RecipeError(
@@ -122,13 +122,13 @@ def base_models(names: Iterable[str]) -> list[ModelFolder]:
     return list(models.values())
 
 
-def _wanted(named: NamedModel, pins: Pins) -> ModelFolder:
+def _wanted(named: Model, pins: Pins) -> ModelFolder:
     pin, commit = pinned(pins, named.base, named.revision), ""
-    if named.base.kind is Kind.BUILT_IN:
+    if named.base.kind is BaseKind.BUILT_IN:
         commit = code_hash(TRAINING)
     elif named.base.folder and named.base.folder.is_dir():
         commit = state_of(named.base.folder)  # of one that is no longer here, what the head has is as good
-    return ModelFolder(named.base, named.revision, named.folder, commit or pin.commit, pin.files)
+    return ModelFolder(named.base, named.revision, named.place, commit or pin.commit, pin.files)
 
 
 def code_hash(training: Path) -> str:
@@ -200,7 +200,7 @@ def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
     yield shlex.join(["rm", "-rf", f"{CODE}/training", f"{CODE}/deploy"])
     yield f"tar -xf {archive} -C {CODE} --no-same-owner && rm {archive}"
-    if model.base.kind is Kind.BUILT_IN:
+    if model.base.kind is BaseKind.BUILT_IN:
         yield from make_commands(model, PYTHON, CODE)
         return
     # Read here, not passed as an argument: pyinfra shows operations' arguments.

@@ -27,7 +27,7 @@ from inventory.renting.members import Lacking, lacking
 from inventory.settings import Settings
 from inventory.ssh import SshError, connect, on_all
 from training.models.hub import hub_at
-from training.models.names import NamedModel
+from training.models.names import Model
 from training.run.launch import MASTER_PORTS
 
 
@@ -170,12 +170,12 @@ LISTEN_S = 4
 CONNECT_S = 1.5
 
 
-def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
+def survey(cluster: Cluster, models: Sequence[Model]) -> NodeSurvey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     settings, names = cluster.settings, [node.name for node in cluster.nodes]
     node_survey = NodeSurvey(
         cluster.nodes,
-        models=[model.folder for model in models],
+        models=[model.place for model in models],
         deploy_command=settings.deploy_command,
         environment=environment_from(settings, LOCK.read_text(encoding="utf-8")).hash,
         rented=settings.is_rented,
@@ -205,7 +205,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
 
 
 def fetched_from(
-    answer: NodeAnswer, environment: str, settings: Settings, models: Iterable[NamedModel], *, head: bool
+    answer: NodeAnswer, environment: str, settings: Settings, models: Iterable[Model], *, head: bool
 ) -> list[str]:
     """What a base deploy has still to fetch from: packages on each node, all else on the head. `environment`: the
     wanted one's hash."""
@@ -215,7 +215,7 @@ def fetched_from(
         places += [mirrors.pypi] if mirrors.pypi else []
         if settings.python_provider == "conda":
             places += installer_urls(mirrors.miniforge)[:1]
-    missing = (model for model in models if not answer.models.get(model.folder))
+    missing = (model for model in models if not answer.models.get(model.place))
     if head and any(model.base.on_hub for model in missing):
         places.append(hub_at(mirrors.hub, None, "").address)
     return places

@@ -23,7 +23,7 @@ with deferred():
 if TYPE_CHECKING:
     from deploy.survey import GpuAnswer, Held
     from inventory.cluster import Cluster
-    from training.models.names import NamedModel
+    from training.models.names import Model
 
 
 def _cluster() -> Cluster:
@@ -51,10 +51,10 @@ def doctor(c: Any, json: bool = False, strict: bool = False) -> None:
         raise Exit(code=FAILURE)
 
 
-def _models(cluster: Cluster) -> list[NamedModel]:
+def _models(cluster: Cluster) -> list[Model]:
     """Those that cluster.toml names."""
     try:
-        return [names.named_model(name) for name in cluster.settings.models.names]
+        return [names.resolve(name) for name in cluster.settings.models.names]
     except recipe.RecipeError as error:
         raise Exit(f"models.names: {error}", code=2) from None
 

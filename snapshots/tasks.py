@@ -211,7 +211,7 @@ def _program(name: str) -> Path:
 
 
 def _model_folder(name: str) -> str:
-    return names.named_model(name).folder
+    return names.resolve(name).place
 
 
 def _doctor(c: Context) -> None:

@@ -13,7 +13,7 @@ from tests.test_layers import ROOT, SOURCES
 
 ROOMS = {
     ".": (29, 1),
-    "deploy": (1844, 20),
+    "deploy": (1840, 20),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
     "inventory": (1549, 23),
@@ -25,16 +25,16 @@ ROOMS = {
     "snapshots": (960, 9),
     "snapshots/on_node": (115, 3),
     "training": (0, 1),
-    "training/cost": (788, 9),
+    "training/cost": (789, 9),
     "training/data": (2117, 21),
     "training/data/look": (387, 5),
-    "training/laptop": (4189, 31),
+    "training/laptop": (4004, 30),
     "training/laptop/adapter": (583, 5),
-    "training/laptop/models": (385, 6),
-    "training/laptop/prove": (335, 4),
-    "training/laptop/run_list": (334, 5),
-    "training/models": (784, 8),
-    "training/node": (3004, 32),
+    "training/laptop/models": (555, 10),
+    "training/laptop/prove": (336, 4),
+    "training/laptop/run_list": (333, 5),
+    "training/models": (770, 8),
+    "training/node": (3005, 32),
     "training/node/adapter": (1062, 7),
     "training/node/diagnosis": (563, 7),
     "training/node/metrics": (585, 7),
@@ -42,22 +42,22 @@ ROOMS = {
     "training/node/strategies": (914, 11),
     "training/node/supervision": (773, 7),
     "training/plan": (1296, 12),
-    "training/recipe": (466, 6),
+    "training/recipe": (503, 7),
     "training/run": (908, 11),
     "training/text": (359, 7),
 }
 """Of a folder: statements at most, docstrings not counted, and files."""
 FILE_LINES = 370
-INNER_IMPORTS, MANY_PARAMETERS, SHELL, NAME_QUESTIONS, PROSE = 74, 19, 59, 48, 1285
+INNER_IMPORTS, MANY_PARAMETERS, SHELL, NAME_QUESTIONS, PROSE = 72, 19, 59, 0, 1285
 """Imports inside functions; functions of 8 parameters and more; places that ask the head in shell text; those that ask
-which kind of model a name means; asserts of tests on sentences."""
+which kind of model a name means, but for DOOR; asserts of tests on sentences."""
 RECIPE_LINES = 150
 PORT_METHODS = 22
 
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in SOURCES}
-QUESTION = re.compile(
-    r"\b(?<!def )(?:is_folder|has_recipe)\(|\bID\.fullmatch\(|\.(?:startswith|removeprefix)\((?:FOLDER|BUILT_IN)\b"
-)
+DOOR = ("training/models/names.py", "training/recipe/base.py")
+"""Where names of models come in; behind it they are values."""
+QUESTION = re.compile(r"\b(?:is_folder|has_recipe)\(|\.(?:startswith|removeprefix)\([(\"]*(?:folder|built-in):")
 
 
 def nodes(tree, *kinds):
@@ -95,7 +95,7 @@ def test_what_makes_it_hard_to_grasp_becomes_no_more():
     assert len(inner) <= INNER_IMPORTS
     assert sum(count >= 8 for count in parameters) <= MANY_PARAMETERS
     assert sum(text.count("head.shell(") for text in texts) <= SHELL
-    assert sum(len(QUESTION.findall(text)) for text in texts) <= NAME_QUESTIONS
+    assert sum(len(QUESTION.findall(text)) for name, text in TEXTS.items() if name not in DOOR) <= NAME_QUESTIONS
     assert len(prose) <= PROSE
 
 

@@ -17,7 +17,7 @@ from deploy.survey import REACH, fetched_from
 from inventory.node_program import argv
 from inventory.settings import Settings
 from tests.deploy.test_doctor import NODES, answer, survey
-from training.models.names import named_model
+from training.models.names import resolve
 
 HUB = "https://huggingface.co"
 REACH_ARCHIVES = reach_command(ARCHIVES, "te3 reaches no package archive")
@@ -92,7 +92,7 @@ def test_a_silent_name_server_does_not_hold_it_up(taken):
 def asked(table, names=("tiny",), head=True, **said):
     settings = Settings.model_validate({"name": "te", **table})
     found = answer(NODES[0], **said)
-    return fetched_from(found, "e" * 64, settings, [named_model(name) for name in names], head=head)
+    return fetched_from(found, "e" * 64, settings, [resolve(name) for name in names], head=head)
 
 
 def test_a_node_that_lacks_nothing_is_asked_for_nothing():

@@ -509,7 +509,7 @@ def test_a_folder_that_is_gone_here_is_still_what_the_head_has(own: Path, tmp_pa
 
 
 def test_a_folder_lies_where_the_run_from_it_looks(own: Path) -> None:
-    from training.laptop.folder_model import folder_recipe
+    from training.laptop.start_run import resolve_recipe
 
     config = {"model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config |= {"num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 16}
@@ -518,7 +518,7 @@ def test_a_folder_lies_where_the_run_from_it_looks(own: Path) -> None:
     (own / "tokenizer.json").write_text("{}")
     write_weights(own)
     (wanted,) = models.base_models([str(own)])
-    assert wanted.folder == folder_recipe(str(own), {}).model_dir
+    assert wanted.folder == resolve_recipe(str(own), ()).model_dir
 
 
 def test_a_file_without_a_digest_is_none_that_could_be_checked(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from training.data.probe import words_of
 from training.data.readers import Source, none_in, paths_of, records
 from training.data.sample import CURE, Bad, DataError, NothingLeftError
 from training.data.shapes import Record, refuse_other_goal
-from training.laptop.hub import CONFIG, TOKENIZER
+from training.laptop.models.small_files import CONFIG, TOKENIZER
 from training.models import tiny
 from training.models.folder import TOKENIZERS
 from training.plan.machines import Workload

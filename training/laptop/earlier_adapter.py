@@ -43,15 +43,15 @@ class EarlierAdapter:
         stage = self.stages[-1]
         return self.head.runs / stage.run_id / checkpoint_folder(stage.step) / "adapter" / ADAPTER_WEIGHTS
 
-    def recipe(self, name: str, overrides: Mapping[str, str]) -> Recipe:
+    def recipe(self, overrides: Mapping[str, str]) -> Recipe:
         """Its run's own recipe, with `overrides`. Raises RecipeError."""
-        return parse_recipe(self.recipe_text, overrides, f"recipe of {name}")
+        return parse_recipe(self.recipe_text, overrides, f"recipe of {self.run_id}")
 
     def refuse_other(self, recipe: Recipe) -> None:
         """LaunchError where a recipe has another adapter, or one on another model; where it needs this adapter twice,
         once to learn and once as it was."""
         self._refuse_as_reference(recipe)
-        mine, wanted = self.recipe(self.run_id, {}).compute_keys(), recipe.compute_keys()
+        mine, wanted = self.recipe({}).compute_keys(), recipe.compute_keys()
         if differs := [key for key in IN_THE_WEIGHTS if mine.get(key) != wanted.get(key)]:
             differences = ", ".join(f"{key} {mine.get(key)}, not {wanted.get(key)}" for key in differs)
             raise LaunchError(

@@ -12,11 +12,10 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.shape import ModelShape, PlanError, known_shape
 from training.laptop import data_size
 from training.laptop.data_size import Size, size_of
-from training.laptop.folder_model import folder_shape
 from training.laptop.machines import Fleet, fleet, machines
 from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
-from training.models.names import has_recipe, typed
+from training.models.names import is_listed, typed
 from training.plan.machines import PlannedMachines, with_network
 from training.plan.notes import SETTING, mixture_notes
 from training.plan.options import Choice, Search, choose, in_four_bits
@@ -25,7 +24,7 @@ from training.text.counts import many
 from training.text.deferred import deferred
 
 with deferred():
-    from training.laptop.models import adding
+    from training.laptop.models import counting
 
 ABOVE_0 = "it has to be above 0, and finite"
 
@@ -124,12 +123,8 @@ def subject(recipe: Recipe, wish: PlanWish) -> tuple[ModelShape, Size | None]:
 
 def _shape(recipe: Recipe) -> ModelShape | None:
     base = recipe.base_model
-    if base.folder:
-        return folder_shape(base.folder)
-    derived = recipe.name == base.own_name and not has_recipe(base.name)  # no file was edited to say so
-    if (shape := known_shape(base)) or not derived:
-        return shape
-    return adding.derived(base.name).shape
+    derived = recipe.name == base.own_name and not is_listed(recipe)  # no file was edited to say so
+    return known_shape(base) or (counting.counted(base) if base.folder or derived else None)
 
 
 def amount(flag: str, text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -32,18 +32,18 @@ from training.data.shapes import refuse_other_goal
 from training.laptop import attach, head_node, new_run, preparing, rental
 from training.laptop.base_model import find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
-from training.laptop.folder_model import folder_recipe, recipe_text
 from training.laptop.new_run import plan_text
 from training.laptop.open_cluster import Session
 from training.laptop.status import show_plan
 from training.models import tiny
 from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.models.lock import LOCK, remember
-from training.models.names import ID, all_listed, has_recipe, is_folder, load_recipe
+from training.models.names import LoadRecipe, Model, all_listed, load_recipe, resolve
 from training.plan.data_checks import for_rows, short_warmup, shortened
 from training.plan.facts import NodeHardware, read_facts
 from training.plan.predict import Plan, make_plan
 from training.recipe.base import TINY
+from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
 from training.run.folder import PLAN, RECIPE
@@ -52,7 +52,7 @@ from training.text.counts import many
 from training.text.deferred import deferred
 
 with deferred():
-    from training.laptop.models import adding
+    from training.laptop.models import derived
 
 TRAIN = "data/train"
 """Of a run folder: what its data are called there, but for the suffix of a single file."""
@@ -62,22 +62,51 @@ EQUALS = "＝"
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
 
-LoadRecipe = Callable[[str, Mapping[str, str]], Recipe]
-"""A recipe by its name, with keys overridden."""
-
-
-def resolve_recipe(
-    name: str, settings: Sequence[str], steps: str = "", epochs: str = "", load: LoadRecipe | None = None
-) -> Recipe:
-    """The recipe with `--set key=value`, `--steps` and `--epochs` applied; says so where fewer steps shorten its
-    warm-up, or the goal lowers its learning rate. `load`: where not from what `--model` knows. Raises RecipeError."""
+def resolve_recipe(name: str, settings: Sequence[str], steps: str = "", epochs: str = "") -> Recipe:
+    """The recipe that `--model` names, with `--set key=value`, `--steps` and `--epochs` applied; says what a short name
+    means, and what is derived. Raises RecipeError and PlanError."""
     if not name:
         raise RecipeError(f"say which model: --model NAME; {all_listed()}")
-    overrides = overrides_of(settings, steps, epochs)
-    load = load or _how_to_load(name)
-    recipe = load(name, overrides)
-    if name.lower() not in (recipe.name, recipe.base_model.name.lower()) and has_recipe(name):
-        print(f"{name}: that is {recipe.name} ({recipe.base_model})", file=sys.stderr)
+    model, overrides = resolve(name), overrides_of(settings, steps, epochs)
+    tell_meaning(model)
+    return changed_recipe(_loader(model), overrides)
+
+
+def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
+    """`resolve_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
+    model, overrides = resolve(name), overrides_of(settings)
+    tell_meaning(model)
+    recipe = changed_recipe(_loader(model, count=False), overrides)
+    if not model.recipe and not {"epochs", "steps"} & overrides.keys():
+        epochs = f"{EPOCHS} epochs, but {FEW_EPOCHS} from {MIDDLE / 1e9:g} billion parameters on"
+        print(f"{name}: its recipe is derived without counting its layers: {epochs}", file=sys.stderr)
+    return recipe
+
+
+def tell_meaning(model: Model) -> None:
+    """Print which recipe a short name means, and that a model of the Hub has none."""
+    if model.recipe and model.typed.lower() not in (model.recipe, model.base.name.lower()):
+        print(f"{model.typed}: that is {model.recipe} ({model.base})", file=sys.stderr)
+    elif not model.recipe and model.base.on_hub:
+        print(f"{model.typed} has no recipe: looking it up", file=sys.stderr)
+
+
+def _loader(model: Model, *, count: bool = True) -> LoadRecipe:
+    """Prints the recipe where it is derived from the model's layers, which are counted with torch."""
+    if model.recipe:
+        return partial(load_recipe, model.recipe)
+    text = derived.derived_text(model, count=count)
+    if count:
+        keep = f"fab models.add {model.typed} writes it to training/recipes, to edit"
+        print(text.rstrip(), file=sys.stderr)
+        print(f"derived, not kept: {'--set KEY=VALUE changes it' if model.base.folder else keep}", file=sys.stderr)
+    return partial(parse_recipe, text, source=f"recipe of {model.base.name}")
+
+
+def changed_recipe(load: LoadRecipe, overrides: Mapping[str, str]) -> Recipe:
+    """The recipe with `overrides`; says so where fewer steps shorten its warm-up, or the goal lowers its learning rate.
+    Raises RecipeError."""
+    recipe = load(overrides)
     if overrides.get("goal") == DPO and LR not in overrides:
         print(
             f"learning rate: {recipe.optimizer.lr:g}, as goal = dpo wants less than sft; {LR} sets it", file=sys.stderr
@@ -86,36 +115,7 @@ def resolve_recipe(
     if total is None or warmup < total or "steps" not in overrides or WARMUP in overrides:
         return recipe
     print(shortened(total, warmup), file=sys.stderr)
-    return load(name, overrides | {WARMUP: str(short_warmup(total))})
-
-
-def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
-    """`resolve_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
-    load = _how_to_load(name, count=False)
-    recipe = resolve_recipe(name, settings, load=load)
-    if load != load_recipe and not {"epochs", "steps"} & overrides_of(settings).keys():
-        epochs = f"{EPOCHS} epochs, but {FEW_EPOCHS} from {MIDDLE / 1e9:g} billion parameters on"
-        print(f"{name}: its recipe is derived without counting its layers: {epochs}", file=sys.stderr)
-    return recipe
-
-
-def _how_to_load(name: str, count: bool = True) -> LoadRecipe:
-    """Prints the recipe where it is derived from the model's layers, which are counted with torch."""
-    if is_folder(name):
-        if not count:
-            return partial(folder_recipe, count=False)
-        print(recipe_text(name).rstrip(), file=sys.stderr)
-        print("derived from the folder, not kept: --set KEY=VALUE changes it", file=sys.stderr)
-        return folder_recipe
-    if not ID.fullmatch(name) or has_recipe(name):
-        return load_recipe
-
-    print(f"{name} has no recipe: looking it up{' and counting its layers' if count else ''}", file=sys.stderr)
-    if not count:
-        return partial(adding.hub_recipe, count=False)
-    print(adding.derived(name).recipe().rstrip(), file=sys.stderr)
-    print(f"not kept: fab models.add {name} writes it to training/recipes, to edit", file=sys.stderr)
-    return adding.hub_recipe
+    return load({**overrides, WARMUP: str(short_warmup(total))})
 
 
 def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> dict[str, str]:

@@ -118,8 +118,10 @@ def train(
         if resume is None:
             session = stack.enter_context(open_cluster.open_cluster(here)) if from_adapter else None
             earlier = earlier_adapter.find(session.head, from_adapter) if session else None
-            load = earlier.recipe if earlier and not model else None
-            recipe = start_run.resolve_recipe(model or from_adapter, set or (), steps, epochs, load)
+            if earlier and not model:
+                recipe = start_run.changed_recipe(earlier.recipe, overrides)
+            else:
+                recipe = start_run.resolve_recipe(model, set or (), steps, epochs)
             training_data = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
             cluster = replace(
                 session or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.models.lock import COMMIT
-from training.recipe.base import Base, Kind
+from training.recipe.base import Base, BaseKind
 from training.recipe.recipe import Recipe
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError, whole_tensors
@@ -169,7 +169,7 @@ def loading(
     local, run_id = not base.on_hub, _merged_by(base)
     merged_here = f"{LOCAL_RUNS}/{run_id}/{Path(base.name).name}" if at_hand and run_id else ""
     served = merged_here or (f"path/to/{base_name(base)}" if local else base.name)
-    lies = TINY_LIES if base.kind is Kind.BUILT_IN else "path/to: wherever the folder of the base lies"
+    lies = TINY_LIES if base.kind is BaseKind.BUILT_IN else "path/to: wherever the folder of the base lies"
     where = [f"# {say(lies)}"] if local and not merged_here else []
     if facts.merged:
         code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
@@ -331,7 +331,7 @@ def name_base(config_file: Path, recipe: Recipe, model_dir: Path) -> None:
     fetched, or the folder the user named."""
     config = json.loads(config_file.read_text(encoding="utf-8"))
     base, revision = recipe.base_model.name, None
-    if recipe.base_model.kind is Kind.BUILT_IN:
+    if recipe.base_model.kind is BaseKind.BUILT_IN:
         base = str(model_dir)
     elif recipe.base_model.on_hub:
         commit = str(read_origin(model_dir).get("commit", ""))

@@ -1,8 +1,8 @@
 """What `--model` and [models] names say: a recipe, by its name, a short name or its model's id; or a model of the Hub
 that has no recipe, by its id; or a folder of the user's.
 
-A recipe that is there is read by `load_recipe`. For a folder or another model of the Hub one is derived (derive.py):
-`folder_recipe` in training/laptop/folder_model.py, `hub_recipe` in training/laptop/models/adding.py.
+`resolve` is asked once, where the name comes in. A recipe that is listed is read by `load_recipe`; of a model without
+one it is derived (training/laptop/models/derived.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from training.cost.shape import known_shape
 from training.models.derive import Source, new_recipe
-from training.recipe.base import Base, Kind
+from training.recipe.base import Base, BaseKind
 from training.recipe.reading import parse_recipe, read_recipe, read_toml
 from training.recipe.recipe import Recipe, RecipeError
 
@@ -39,18 +39,23 @@ ALSO = {
 """What a recipe's model is called as well, by a name or an id."""
 DATE = re.compile(r"\d{4}")
 """Of an edition, as in Qwen3-4B-Instruct-2507."""
+LoadRecipe = Callable[[Mapping[str, str]], Recipe]
+"""A recipe, with keys overridden."""
 SHOWN = 5
 """Recipes that are named where one of them may be meant."""
 
 
 @dataclass(frozen=True)
-class NamedModel:
-    """What the nodes have to have of a model, by its name in cluster.toml."""
+class Model:
+    """What a name means."""
 
+    typed: str
     base: Base
     revision: str
-    folder: str
-    """Below /data/models."""
+    place: str
+    """The model's folder below /data/models."""
+    recipe: str = ""
+    """The name of the recipe that is listed for it; empty: one is derived."""
 
 
 def recipe_names() -> list[str]:
@@ -76,6 +81,23 @@ def shipped_text(name: str, named: str = "") -> str:
     shape = known_shape(source.base)
     assert shape is not None
     return new_recipe(named or name, source, shape)
+
+
+def resolve(text: str) -> Model:
+    """What a name means. It is a folder's where it is written as a path, which an id is not, or where one of that name
+    is here. Raises RecipeError for an unknown one."""
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or (os.sep in text and Path(text).is_dir()):
+        base = Base(BaseKind.FOLDER, str(expanded(text).resolve()))
+        return Model(text, base, "main", base.place)
+    try:
+        name = recipe_name(text)
+    except RecipeError:
+        if not ID.fullmatch(text):
+            raise
+        base = Base(BaseKind.HUB, text)
+        return Model(text, base, "main", base.place)
+    recipe = load_recipe(name)
+    return Model(text, recipe.base_model, recipe.revision, recipe.model_dir, name)
 
 
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
@@ -126,50 +148,23 @@ def did_you_mean(model: str) -> str:
     return f"did you mean {' or '.join(near)}{more}? " if near else ""
 
 
-def has_recipe(model: str) -> bool:
-    """Whether `recipe_name` knows it."""
-    try:
-        return bool(recipe_name(model))
-    except RecipeError:
-        return False
+def is_listed(recipe: Recipe) -> bool:
+    """Whether it is the recipe of its name, for the same model."""
+    return recipe.name in recipe_names() and load_recipe(recipe.name).base_model == recipe.base_model
 
 
 def typed(recipe: Recipe) -> str:
     """What `--model` takes for a recipe: its name; of one that was derived the folder or the id."""
-    its = has_recipe(recipe.name) and load_recipe(recipe.name).base_model == recipe.base_model
-    return recipe.name if its else recipe.base_model.name
-
-
-def named_model(name: str) -> NamedModel:
-    """The model that one of [models] names means: a recipe's, one of the Hub by its id, or a folder of this machine.
-    Raises RecipeError."""
-    if is_folder(name):
-        base = base_of_folder(name)
-        return NamedModel(base, "main", base.place)
-    if ID.fullmatch(name) and not has_recipe(name):
-        base = Base(Kind.HUB, name)
-        return NamedModel(base, "main", base.place)
-    recipe = load_recipe(name)
-    return NamedModel(recipe.base_model, recipe.revision, recipe.model_dir)
+    return recipe.name if is_listed(recipe) else recipe.base_model.name
 
 
 def name_of_folder(names: Iterable[str], folder: str) -> str:
     """Which of [models] names means this folder below `models`; empty where none does."""
     for name in names:
         with contextlib.suppress(RecipeError):  # the base deploy says so
-            if named_model(name).folder == folder:
+            if resolve(name).place == folder:
                 return name
     return ""
-
-
-def is_folder(model: str) -> bool:
-    """Whether a name means a folder: an id on a hub has no more than one slash, and none of its own here."""
-    return model.startswith((".", "/", "~")) or model.count("/") > 1 or (os.sep in model and Path(model).is_dir())
-
-
-def base_of_folder(folder: str) -> Base:
-    """The base model that a folder is, as it was typed."""
-    return Base(Kind.FOLDER, str(expanded(folder).resolve()))
 
 
 def expanded(folder: str) -> Path:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 
-class Kind(Enum):
+class BaseKind(Enum):
     """Where a base model is from, by how its name begins in a recipe."""
 
     HUB = ""
@@ -22,14 +22,14 @@ class Kind(Enum):
 class Base:
     """A base model, told from all others."""
 
-    kind: Kind
+    kind: BaseKind
     name: str
     """OWNER/NAME, the path of the folder, or what spotune calls it."""
 
     @classmethod
     def parse(cls, text: str) -> Base:
         """What `base_model` of a recipe says; `str` gives the text back."""
-        kind = next(kind for kind in reversed(Kind) if text.startswith(kind.value))
+        kind = next(kind for kind in reversed(BaseKind) if text.startswith(kind.value))
         return cls(kind, text.removeprefix(kind.value))
 
     def __str__(self) -> str:
@@ -38,12 +38,12 @@ class Base:
     @property
     def on_hub(self) -> bool:
         """Whether a hub has it, so that others can fetch it."""
-        return self.kind is Kind.HUB
+        return self.kind is BaseKind.HUB
 
     @property
     def folder(self) -> Path | None:
         """On the machine that named it; None for what is no folder of the user's."""
-        return Path(self.name) if self.kind is Kind.FOLDER else None
+        return Path(self.name) if self.kind is BaseKind.FOLDER else None
 
     @property
     def own_name(self) -> str:
@@ -53,11 +53,11 @@ class Base:
     @property
     def place(self) -> str:
         """Its folder below `models` on the nodes; that of a folder is told from others of its name."""
-        told_apart = f"-{sha256(str(self).encode()).hexdigest()[:8]}" if self.kind is Kind.FOLDER else ""
+        told_apart = f"-{sha256(str(self).encode()).hexdigest()[:8]}" if self.kind is BaseKind.FOLDER else ""
         return f"{self.own_name}{told_apart}"
 
 
-TINY = Base(Kind.BUILT_IN, "tiny")
+TINY = Base(BaseKind.BUILT_IN, "tiny")
 
 
 def own_name(repo: str) -> str:

@@ -11,15 +11,15 @@ import pytest
 
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+
 from inventory.cloud.errors import NoCloud
 from tests.support.hub import Hub
 from tests.support.no_torch import fab_without_torch
 from tests.support.paper_weights import write_weights
 from training.cost.shape import PlanError
-from training.laptop import folder_model, plan_options, preparing, start_run
-from training.laptop.folder_model import folder_recipe
+from training.laptop import plan_options, preparing, start_run
 from training.laptop.head_node import HeadError, HereHead
-from training.laptop.models import adding
+from training.laptop.models import counting, lookup
 from training.laptop.open_cluster import Session
 from training.laptop.plan_options import PlanWish
 from training.models.folder import shape_of
@@ -62,11 +62,9 @@ def laptop(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacks else find(name))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    for kept in (adding.derived, adding.looked_up):
-        kept.cache_clear()
+    lookup.looked_up.cache_clear()
     yield monkeypatch
-    for kept in (adding.derived, adding.looked_up):
-        kept.cache_clear()
+    lookup.looked_up.cache_clear()
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def head(laptop, tmp_path):
         found.opens.append(here)
         yield Session(found)
 
-    laptop.setattr(folder_model, "open_cluster", opened)
+    laptop.setattr(counting, "open_cluster", opened)
     return found
 
 
@@ -114,7 +112,7 @@ def test_a_model_of_the_hub_is_counted_on_the_head(head, laptop):
 def test_what_the_head_cannot_build_is_its_sentence(head, folder):
     (folder / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": "wide"}))
     with pytest.raises(PlanError, match=r"^My Model: no model can be built from its config.json: .*hidden_size"):
-        folder_recipe(str(folder), {})
+        start_run.resolve_recipe(str(folder), ())
     assert list(head.runs.iterdir()) == []
 
 
@@ -133,7 +131,7 @@ def test_what_a_head_tells_is_checked_before_it_is_kept(head, laptop, folder, tm
     command = f"printf '%s\\n' '{words}'; {more}"
     laptop.setattr(preparing, "program_command", lambda *_, **__: command)
     with pytest.raises(error, match=said) as refused:
-        folder_recipe(str(folder), {})
+        start_run.resolve_recipe(str(folder), ())
     assert "\x1b" not in str(refused.value) and not (tmp_path / "home" / ".cache").exists()
 
 
@@ -143,7 +141,7 @@ def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(lap
         raise NoCloud("no cloud answers")
         yield
 
-    laptop.setattr(folder_model, "open_cluster", opened)
+    laptop.setattr(counting, "open_cluster", opened)
     laptop.chdir(folder.parent)
     with pytest.raises(PlanError) as refused:
         start_run.resolve_recipe("./My Model", [])
@@ -158,7 +156,7 @@ def test_a_head_that_was_not_deployed_names_the_base_deploy(head, laptop, folder
     bare = Session.launch
     laptop.setattr(Session, "launch", lambda *words: replace(bare(*words), python="/nowhere", deploy="pyinfra x"))
     with pytest.raises(PlanError, match=r"it cannot now: this machine has no Python environment .* deploy: pyinfra x$"):
-        folder_recipe(str(folder), {})
+        start_run.resolve_recipe(str(folder), ())
 
 
 def test_a_start_on_this_machine_asks_no_head_for_a_count(folder, tmp_path):
@@ -171,7 +169,9 @@ def test_a_start_on_this_machine_asks_no_head_for_a_count(folder, tmp_path):
 def test_a_laptop_without_torch_and_without_machines_is_told_so_by_every_command(folder, tmp_path, task):
     model = REPO if task == "models.add" else "./My Model"
     (tmp_path / "cluster.toml").write_text('name = "mine"\nprovider = "static"\n')
-    done = fab_without_torch(tmp_path, task, "--model", model, SPOTUNE_CLUSTER=str(tmp_path / "cluster.toml"))
+    with Hub({REPO: {"config.json": json.dumps(CONFIG).encode()}}) as hub:
+        where = {"SPOTUNE_CLUSTER": str(tmp_path / "cluster.toml"), "HF_ENDPOINT": hub.url}
+        done = fab_without_torch(tmp_path, task, "--model", model, **where)
     said = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert said.startswith(f"{model}: its layers are counted") and "or fab up and the base deploy" in said

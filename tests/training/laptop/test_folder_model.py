@@ -16,14 +16,17 @@ from tests.support.paper_weights import shapes_of, write_shapes, write_weights
 from tests.support.selection import selected
 from tests.support.small_models import EXPERTS, LINEAR
 from training.cost.shape import PlanError
-from training.laptop import base_model, folder_model, start_run
+from training.laptop import base_model, start_run
 from training.laptop.base_model import model_gone
-from training.laptop.folder_model import folder_recipe, folder_shape, recipe_text
+from training.laptop.models import derived
+from training.laptop.models.counting import counted
+from training.laptop.models.derived import derived_text
 from training.laptop.models.wanted import folder_faults, missing_folder_notes
+from training.laptop.start_run import resolve_recipe
 from training.models import tiny
 from training.models.folder import state_of
-from training.models.names import is_folder
-from training.recipe.base import Base, Kind
+from training.models.names import resolve
+from training.recipe.base import Base, BaseKind
 from training.recipe.recipe import RecipeError
 from training.text.files import INDEX, ORIGIN, SUMS, model_files
 
@@ -58,23 +61,27 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "is_one"),
-    [("./x", True), ("/x", True), ("~/x", True), ("..", True), ("Qwen/Qwen3-8B", False), ("qwen3-8b", False)],
+    ("model", "meant"),
+    [
+        *((path, BaseKind.FOLDER) for path in ("./x", "/x", "~/x", "..", "a/b/c")),
+        *((name, BaseKind.HUB) for name in ("Qwen/Qwen3-8B", "qwen3-8b", "acme/other")),
+        ("tiny", BaseKind.BUILT_IN),
+    ],
 )
-def test_what_is_taken_for_a_folder(model, is_one):
-    assert is_folder(model) is is_one
+def test_what_kind_of_model_a_name_means(model, meant):
+    assert resolve(model).base.kind is meant
 
 
 def test_the_recipe_of_a_folder_is_derived_and_can_be_changed(folder: Path):
-    recipe = folder_recipe(str(folder), {"lora.rank": "4"})
+    recipe = resolve_recipe(str(folder), ["lora.rank=4"])
     assert (recipe.name, recipe.max_length, recipe.lora.rank) == ("my-model", 512, 4)
-    assert recipe.base_model == Base(Kind.FOLDER, str(folder)) and recipe.model_dir.startswith("my-model-")
-    assert folder_shape(folder).layers == 2
-    assert f"fab train --model '{folder}' --data FILE" in recipe_text(str(folder))
+    assert recipe.base_model == Base(BaseKind.FOLDER, str(folder)) and recipe.model_dir.startswith("my-model-")
+    assert counted(Base(BaseKind.FOLDER, str(folder))).layers == 2
+    assert f"fab train --model '{folder}' --data FILE" in derived_text(resolve(str(folder)))
     other = folder.with_name("other") / "My Model"
     other.parent.mkdir()
     folder.rename(other)
-    assert folder_recipe(str(other), {}).model_dir != recipe.model_dir
+    assert resolve_recipe(str(other), ()).model_dir != recipe.model_dir
 
 
 def test_the_recipe_of_a_folder_is_shown_with_what_its_files_say(folder: Path, capsys):
@@ -119,17 +126,17 @@ TOKENIZER = {
 def test_the_recipe_of_a_folder_says_what_fills_up(folder: Path, tokenizer, said):
     named = {"chat_template": CHATML} | TOKENIZER | tokenizer
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
-    comment = recipe_text(str(folder)).replace("\n# ", " ")
+    comment = derived_text(resolve(str(folder))).replace("\n# ", " ")
     assert said in comment
-    assert folder_recipe(str(folder), {}).pad_token == ("<|reserved_7|>" if "reserved" in said else None)
+    assert resolve_recipe(str(folder), ()).pad_token == ("<|reserved_7|>" if "reserved" in said else None)
 
 
 def test_tokens_that_only_the_vocabulary_lists_are_read_there(folder: Path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|endoftext|>"}))
-    assert "is taken; pad_token" in recipe_text(str(folder)).replace("\n# ", " ")
+    assert "is taken; pad_token" in derived_text(resolve(str(folder))).replace("\n# ", " ")
     added = [{"id": 9, "content": "<|unused_0|>", "special": True}, {"id": []}, 7]
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    assert folder_recipe(str(folder), {}).pad_token == "<|unused_0|>"
+    assert resolve_recipe(str(folder), ()).pad_token == "<|unused_0|>"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +153,9 @@ def test_tokens_that_only_the_vocabulary_lists_are_read_there(folder: Path):
 def test_tokens_of_a_folder_that_are_none_are_not_shown(folder: Path, tokenizer, generation):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML} | tokenizer))
     (folder / "generation_config.json").write_text(generation)
-    text = recipe_text(str(folder))
+    text = derived_text(resolve(str(folder)))
     assert "ends with" not in text and "padding token" not in text
-    assert all(line.isprintable() for line in text.splitlines()) and folder_recipe(str(folder), {}).lora.rank == 16
+    assert all(line.isprintable() for line in text.splitlines()) and resolve_recipe(str(folder), ()).lora.rank == 16
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_tokens_of_a_folder_that_are_none_are_not_shown(folder: Path, tokenizer,
 def test_a_folder_that_cannot_be_trained_is_refused_in_a_sentence(folder: Path, config, said):
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     with pytest.raises((RecipeError, PlanError), match=said) as refused:
-        folder_recipe(str(folder), {})
+        resolve_recipe(str(folder), ())
     assert "\n" not in str(refused.value)
 
 
@@ -178,7 +185,7 @@ def test_no_code_that_comes_with_a_model_is_run_whoever_answers(folder: Path, tm
     (folder / "conf.py").write_text(f"open({str(ran)!r}, 'w')\nfrom transformers import PretrainedConfig as Mine\n")
     own = {"model_type": "own", "auto_map": {"AutoConfig": "conf.Mine"}}
     (folder / "config.json").write_text(json.dumps(CONFIG | own))
-    code = "import sys; from training.laptop.folder_model import folder_recipe; folder_recipe(sys.argv[1], {})"
+    code = "import sys; from training.laptop.start_run import resolve_recipe; resolve_recipe(sys.argv[1], ())"
     done = subprocess.run(
         [sys.executable, "-c", code, folder], cwd=ROOT, input="y\n" * 9, capture_output=True, text=True,
         env=os.environ | {"HOME": str(tmp_path)},
@@ -198,11 +205,11 @@ def test_no_code_that_comes_with_a_model_is_run_whoever_answers(folder: Path, tm
 def test_a_folder_that_lacks_something_is_refused_by_what(folder: Path, missing, said):
     (folder / missing).unlink()
     with pytest.raises(RecipeError, match=said):
-        folder_recipe(str(folder), {})
+        resolve_recipe(str(folder), ())
     with pytest.raises(RecipeError, match="there is no such folder"):
-        folder_recipe(str(folder / "nowhere"), {})
+        resolve_recipe(str(folder / "nowhere"), ())
     with pytest.raises(RecipeError, match=r"~nobody-here/model: there is no such folder"):
-        folder_recipe("~nobody-here/model", {})
+        resolve_recipe("~nobody-here/model", ())
 
 
 @pytest.mark.parametrize(
@@ -218,11 +225,11 @@ def test_a_folder_of_a_run_that_is_not_made_yet_names_what_makes_it(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / RUN
     with pytest.raises(RecipeError, match=r"there is no such folder$"):
-        folder_recipe(str(tmp_path / "runs" / RUN / name), {})
+        resolve_recipe(str(tmp_path / "runs" / RUN / name), ())
     run.mkdir(parents=True)
     (run / "launch.json").write_text(json.dumps({"run_dir": str(run) if made_here else f"/data/runs/{RUN}"}))
     with pytest.raises(RecipeError) as refused:
-        folder_recipe(str(tmp_path / "runs" / RUN / name), {})
+        resolve_recipe(str(tmp_path / "runs" / RUN / name), ())
     assert str(refused.value).endswith(f"there is no such folder{way}")
 
 
@@ -247,7 +254,7 @@ def test_a_folder_that_lacks_one_of_its_files_of_weights_is_refused_by_its_name(
     (folder / INDEX).write_text(json.dumps({"weight_map": files}))
     (folder / "model.safetensors").rename(folder / files["a"])
     with pytest.raises(RecipeError, match=f"of its weights {files['b']} is missing, 1 of 2 files"):
-        folder_recipe(str(folder), {})
+        resolve_recipe(str(folder), ())
 
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -299,9 +306,9 @@ DAMAGED = {
 def test_a_folder_that_holds_no_whole_model_is_refused_by_its_name_before_anything_is_built(folder, case, monkeypatch):
     damage, said = DAMAGED[case]
     damage(folder)
-    monkeypatch.setattr(folder_model, "counted", None)
+    monkeypatch.setattr(derived, "counted", None)
     with pytest.raises(RecipeError, match=said) as refused:
-        folder_recipe(str(folder), {})
+        resolve_recipe(str(folder), ())
     assert str(refused.value).startswith(f"--model {folder}") and "\n" not in str(refused.value)
 
 
@@ -315,22 +322,22 @@ def test_copies_of_weights_are_not_the_models(folder: Path):
     for name in ("tokenizer copy.json", "tokenizer_config (1).json", "tokenizer copy.model"):
         (folder / name).write_text("{}")
     assert (model_files(folder), state_of(folder)) == (model, state)
-    assert folder_recipe(str(folder), {}).max_length == 512
+    assert resolve_recipe(str(folder), ()).max_length == 512
 
 
 def test_an_index_that_names_the_single_file_is_no_second_set_of_weights(folder: Path):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
-    assert folder_recipe(str(folder), {}).max_length == 512
+    assert resolve_recipe(str(folder), ()).max_length == 512
 
 
 def test_weights_that_the_config_does_not_want_are_refused_with_the_recipe(folder: Path, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert folder_recipe(str(folder), {}).max_length == 512
+    assert resolve_recipe(str(folder), ()).max_length == 512
     shapes = shapes_of(CONFIG)
     del shapes["model.layers.1.self_attn.v_proj.weight"]
     write_shapes(folder / "model.safetensors", shapes)
     with pytest.raises(PlanError, match=r"My Model: .* the files lack model.layers.1.self_attn.v_proj.weight"):
-        folder_recipe(str(folder), {})
+        resolve_recipe(str(folder), ())
 
 
 def test_a_folder_among_the_names_is_looked_at_and_one_that_the_head_may_have_need_not_be_here(folder: Path):
@@ -365,7 +372,7 @@ def test_nothing_is_rented_for_a_folder_that_is_no_model_and_a_plan_notes_it(clu
 
 
 def test_it_lies_among_models_as_links_and_is_hashed_anew_only_where_it_changed(folder: Path, tmp_path, monkeypatch):
-    recipe, models = folder_recipe(str(folder), {}), tmp_path / "models"
+    recipe, models = resolve_recipe(str(folder), ()), tmp_path / "models"
     before = base_model.link_model(recipe, models)
     placed = models / recipe.model_dir
     assert (placed / "model.safetensors").resolve() == folder / "model.safetensors"
@@ -384,7 +391,7 @@ BESIDE = (".DS_Store", "desktop.ini", "._config.json", "._x.safetensors", "NOTES
 
 
 def test_only_what_a_model_consists_of_is_hashed_and_its_templates_lie_below_it(folder: Path, tmp_path):
-    recipe, models = folder_recipe(str(folder), {}), tmp_path / "models"
+    recipe, models = resolve_recipe(str(folder), ()), tmp_path / "models"
     template = folder / "additional_chat_templates" / "tool_use.jinja"
     template.parent.mkdir()
     template.write_text("{{tools}}")

@@ -92,8 +92,8 @@ def test_a_gated_model_says_how_a_token_is_given_without_showing_it(checkout, ga
 def test_what_cannot_be_added_is_said_before_anything_is_looked_up(checkout):
     (checkout.folder / "我的 模型").mkdir()
     for words, said in {
-        ("Small",): "'Small' is no model of the Hub; write OWNER/NAME",
-        ("我的 模型",): "needs no adding: fab train --model './我的 模型' --data FILE",
+        ("Small",): "unknown model 'Small'; --model OWNER/NAME takes a model of the Hub",
+        ("我的 模型",): "--model './我的 模型'",
         (str(checkout.folder),): f"needs no adding: fab train --model {checkout.folder} --data FILE",
         ("acme/Small", "--name", "茶"): "--name 茶: small letters",
         ("acme/tiny",): "there is a recipe tiny already",

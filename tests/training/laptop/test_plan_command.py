@@ -34,7 +34,6 @@ from training.data.sample import DataError
 from training.laptop import data_size, data_view, machines
 from training.laptop.data_size import size_of
 from training.laptop.data_view import Question
-from training.laptop.folder_model import folder_recipe
 from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
 from training.laptop.start_run import resolve_recipe
@@ -418,7 +417,7 @@ def test_a_folder_of_ones_own_is_planned_before_it_was_ever_trained(place):
     from tests.support.tiny_adapter import write_base
 
     write_base(folder := place / "我的 模型")
-    recipe = folder_recipe(str(folder), {})
+    recipe = resolve_recipe(str(folder), ())
     size = size_of((records(place),), recipe)
     assert size.how == "counted with the model's tokenizer" and size.records == 50
 

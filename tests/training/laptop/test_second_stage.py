@@ -20,11 +20,11 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support import programs
 from tests.support.tiny_adapter import write_base
 from training.laptop import earlier_adapter
-from training.laptop.folder_model import folder_recipe
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import launch_here
+from training.laptop.start_run import resolve_recipe
 from training.models import tiny
-from training.models.names import is_folder
+from training.models.names import resolve
 from training.recipe.reading import with_changes
 from training.recipe.recipe import RecipeError
 from training.run.history import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
@@ -134,7 +134,7 @@ def test_a_third_stage_knows_both_before_it(home, first, second):
 )
 def test_another_adapter_is_refused_in_a_sentence(home, first, change, said):
     found = earlier_adapter.find(HereHead(home / "runs"), first.name)
-    recipe = found.recipe(first.name, {})
+    recipe = found.recipe({})
     with pytest.raises(LaunchError, match=said) as refused:
         found.refuse_other(with_changes(recipe, **change))
     assert "\n" not in str(refused.value)
@@ -211,9 +211,9 @@ def test_a_merged_model_is_a_base_model(home, first, merged):
 
 
 def test_a_folder_that_is_not_there_is_told_as_such():
-    assert is_folder("runs/tiny-20260101-000000/merged")
+    assert resolve("runs/tiny-20260101-000000/merged").base.folder
     with pytest.raises(RecipeError, match="there is no such folder"):
-        folder_recipe("runs/tiny-20260101-000000/merged", {})
+        resolve_recipe("runs/tiny-20260101-000000/merged", ())
 
 
 def test_the_record_of_stages_is_read_as_it_was_written():

@@ -6,13 +6,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from training.laptop import runs
 from training.laptop.head_node import Head
 from training.laptop.new_run import wait_or_end
 from training.laptop.open_cluster import Session
 from training.laptop.starting import in_the_way, under_way
-from training.models.names import is_folder, name_of_folder, named_model
+from training.models.names import name_of_folder, resolve
 from training.recipe.recipe import RecipeError
 from training.run.folder import begun, is_run_id
 from training.run.launch import LaunchError
@@ -57,7 +58,7 @@ def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
     answers = cluster.ask_all(f"cd {shlex.quote(models)} 2>/dev/null && du -sk */ 2>/dev/null; true")
     silent = {name: str(answer) for name, answer in answers.items() if isinstance(answer, Exception)}
     sizes = {name: _sizes(answer) for name, answer in answers.items() if isinstance(answer, str)}
-    folder = _folder(model)
+    folder = _place(model)
     if not (node_sizes := {name: folders[folder] for name, folders in sizes.items() if folder in folders}):
         known = sorted({each for folders in sizes.values() for each in folders})
         raise LaunchError(_nowhere(cluster, model, models, known))
@@ -74,13 +75,13 @@ def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
 def _nowhere(cluster: Session, model: str, models: str, known: Sequence[str]) -> str:
     """That it is not there, and what is."""
     lacks = f"no node has {model}" if cluster.settings else f"this machine does not have {model}"
-    own = "; a folder of your own is never deleted" if is_folder(model) else ""
+    own = "; a folder of your own is never deleted" if Path(model).is_dir() else ""
     return f"{lacks} at {models}; there are: {', '.join(known) or 'none'}{own}"
 
 
-def _folder(model: str) -> str:
+def _place(model: str) -> str:
     try:
-        return named_model(model).folder
+        return resolve(model).place
     except RecipeError:
         if FOLDER.fullmatch(model):
             return model

@@ -45,12 +45,11 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
 def add(c: Context, model: str, name: str = "") -> None:
     """Write a model's recipe to a file for editing."""
     with sentences():
-        named = adding.new_name(model, name)
-        if shipped := adding.shipped_name(model):
-            text = names.shipped_text(shipped, named)
-        else:
+        meant = names.resolve(model)
+        named = adding.new_name(meant, name)
+        if not meant.recipe:
             say(f"looking up {model} and counting its layers")
-            text = adding.new_text(model, named)
+        text = adding.new_text(meant, named)
         path = names.RECIPES / f"{named}.toml"
         run_folder.write_atomically(path, text)
         say(text.rstrip())

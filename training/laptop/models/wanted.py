@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from training.laptop.folder_model import whole_config
 from training.laptop.hub import another, hub_to_read
+from training.laptop.models.derived import whole_config
 from training.models.hub import HubError, SilentHubError
-from training.models.names import ID, base_of_folder, did_you_mean, has_recipe, is_folder, named_model, recipe_name
+from training.models.names import Model, did_you_mean, resolve
 from training.recipe.recipe import RecipeError
 
 NAMES = "[models] names in cluster.toml"
 
 
+def _models(names: Iterable[str]) -> list[Model]:
+    try:
+        return [resolve(name) for name in names]
+    except RecipeError as error:
+        raise RecipeError(f"{NAMES}: {error}") from error
+
+
+def _folders(names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
+        with suppress(RecipeError):  # `refuse_unknown` says so
+            if folder := resolve(name).base.folder:
+                yield folder
+
+
 def refuse_unknown(names: Iterable[str]) -> list[str]:
     """RecipeError for a name that means no recipe, and for an id that the hub does not know; gives what could not be
     found out."""
-    notes = []
-    for name in names:
-        try:
-            repo = named_model(name).base.name
-        except RecipeError as error:
-            raise RecipeError(f"{NAMES}: {error}") from error
-        if is_folder(name):
-            continue
-        if ID.fullmatch(name) and not has_recipe(name) and (note := _asked(repo)):
-            notes.append(note)
-    return notes
+    notes = (_asked(model.base.name) for model in _models(names) if model.base.on_hub and not model.recipe)
+    return [note for note in notes if note]
 
 
 def notes_on(names: Sequence[str]) -> list[str]:
@@ -37,9 +43,11 @@ def notes_on(names: Sequence[str]) -> list[str]:
 
 def short_name_notes(names: Iterable[str]) -> list[str]:
     """A note for each name that is short for a recipe's; nobody is asked. Raises RecipeError for an unknown one."""
-    typed = [name for name in names if not (is_folder(name) or ID.fullmatch(name))]
-    meant = {name: recipe for name in typed if (recipe := recipe_name(name)) != name}
-    return [f"{NAMES}: {name} is {recipe} ({named_model(name).base})" for name, recipe in meant.items()]
+    return [
+        f"{NAMES}: {model.typed} is {model.recipe} ({model.base})"
+        for model in _models(names)
+        if model.recipe and model.typed not in (model.recipe, model.base.name)
+    ]
 
 
 def refuse_incomplete(names: Iterable[str], *, sent_before: bool) -> None:
@@ -53,8 +61,8 @@ def missing_folder_notes(names: Iterable[str]) -> list[str]:
     return [
         f"{NAMES}: there is no folder {folder} on this machine; the base deploy takes the copy on the head's disk, and "
         "ends where there is none"
-        for name in filter(is_folder, names)
-        if not (folder := Path(base_of_folder(name).name)).is_dir()
+        for folder in _folders(names)
+        if not folder.is_dir()
     ]
 
 
@@ -62,8 +70,7 @@ def folder_faults(names: Iterable[str], *, sent_before: bool) -> list[str]:
     """A sentence for each folder among the names that is no whole model. `sent_before`: the head may have it already;
     that it is no longer on this machine is no fault then."""
     faults = []
-    for name in filter(is_folder, names):
-        folder = Path(base_of_folder(name).name)
+    for folder in _folders(names):
         if sent_before and not folder.is_dir():
             continue
         try:
