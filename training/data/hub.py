@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -13,34 +14,51 @@ from training.models.hub import NO_ENTRY, HubError, SilentHubError, commit_id, f
 
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""
-_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<choice>[^@]+))?(@(?P<revision>[\w./-]+))?")
+_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<part>[^@]+))?(@(?P<revision>[\w./-]+))?")
 
 
-def is_dataset_name(text: str) -> bool:
-    """Whether `text` is OWNER/NAME, with :PART or @REVISION behind it or not, rather than a file that is there."""
-    known = PurePosixPath(text).suffix.lower() in SUFFIXES
-    return _NAME.fullmatch(text) is not None and not known and not Path(text).exists()
+@dataclass(frozen=True)
+class HubDataSet:
+    """A data set of the Hub: OWNER/NAME[:PART][@REVISION]."""
+
+    repo: str
+    part: str = ""
+    revision: str = "main"
+
+    @classmethod
+    def parse(cls, text: str) -> HubDataSet:
+        """DataError for what is none."""
+        if match := _NAME.fullmatch(text):
+            return cls(match["repo"], match["part"] or "", match["revision"] or cls.revision)
+        raise DataError(f"{text!r} is no data set of the Hub; write OWNER/NAME[:PART][@REVISION]")
+
+    def __str__(self) -> str:
+        part = f":{self.part}" if self.part else ""
+        return f"{self.repo}{part}{f'@{self.revision}' if self.revision != HubDataSet.revision else ''}"
 
 
-def download(name: str, folder: Path, address: str = "", another: str = "") -> Path:
-    """The folder below `folder` with the files of data set `name` (OWNER/NAME[:PART][@REVISION]), by commit: a second
-    call downloads nothing. The hub is at `address`, else HF_ENDPOINT's; it sees the client's own token only where it
-    asks for one and that is meant for it. `another`: how another hub is named, where not in [mirrors] alone."""
+def on_hub(text: str) -> HubDataSet | None:
+    """The data set that `text` names; None for the name of a file, by its suffix or because it is there."""
+    is_file = PurePosixPath(text).suffix.lower() in SUFFIXES or Path(text).exists()
+    return None if is_file or not _NAME.fullmatch(text) else HubDataSet.parse(text)
+
+
+def download(dataset: HubDataSet, folder: Path, address: str = "", another: str = "") -> Path:
+    """The folder below `folder` with the files of a data set, by commit: a second call downloads nothing. The hub is at
+    `address`, else HF_ENDPOINT's; it sees the client's own token only where it asks for one and that is meant for it.
+    `another`: how another hub is named, where not in [mirrors] alone."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
-    match = _NAME.fullmatch(name.strip())
-    if match is None:
-        raise DataError(f"{name.strip()!r} is no data set of the Hub; write OWNER/NAME[:PART][@REVISION]")
-    repo, choice, revision = match["repo"], match["choice"] or "", match["revision"] or "main"
+    repo, part, revision = dataset.repo, dataset.part, dataset.revision
     where = f"data set {repo} at {revision} cannot be downloaded"
     try:
         hub = hub_of(os.environ | ({"HF_ENDPOINT": address} if address else {}), get_token())
         info = hub.told(lambda token: HfApi(hub.address, token).dataset_info(repo, revision=revision))
         names = [file_name(sibling.rfilename) for sibling in info.siblings or ()]
         configs = info.card_data and info.card_data.get("configs")
-        files = chosen_files(names, configs, choice, how=f"choose one with {repo}:PART")
-        target = folder / f"{repo}:{choice}".replace("/", "--") / commit_id(info.sha)
+        files = chosen_files(names, configs, part, how=f"choose one with {repo}:PART")
+        target = folder / f"{repo}:{part}".replace("/", "--") / commit_id(info.sha)
 
         def fetch(token: str | Literal[False]) -> None:
             api = HfApi(hub.address, token)

@@ -13,6 +13,7 @@ from typing import Any
 
 from training.data import splits
 from training.data.delimited import DELIMITERS, refuse_repeated, rows
+from training.data.hub import HubDataSet, on_hub
 from training.data.json_text import json_value, values
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import KNOWN_KEYS, Record, Shape, recognised
@@ -73,11 +74,17 @@ def none_in(source: Source, bad: Bad) -> DataError:
     return DataError(f"{called(source)}: no record in it{but}")
 
 
-def paths_of(data: Sequence[str]) -> tuple[Path, ...]:
-    """The files and folders of these names. DataError for an empty one, which would be the folder one is in."""
+def given(data: Sequence[str]) -> Source | HubDataSet | None:
+    """What `--data` says; None where it is not there. DataError for an empty name, which would be the folder one is in,
+    and for a data set of the Hub beside others."""
     if "" in data:
         raise DataError("--data: an empty name is no file")
-    return tuple(map(Path, data))
+    if dataset := next(filter(None, map(on_hub, data)), None):
+        if len(data) > 1:
+            raise DataError(f"--data {dataset}: a data set of the Hub is taken alone, without other --data")
+        return dataset
+    paths = tuple(map(Path, data))
+    return paths if len(paths) > 1 else next(iter(paths), None)
 
 
 def called(source: Source) -> str:
@@ -103,16 +110,17 @@ def data_files(source: Source) -> list[Path]:
     return files
 
 
-def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
+def placed(source: Source, place: str) -> dict[str, Path | str]:
     """A file or a folder's files by their places on the head, at `place`; several below it, read in their order there.
     DataError where there is none, or one twice."""
-    if len(paths) > 1:
-        data_files(tuple(paths))
-        width = len(str(len(paths)))
-        each = [placed([path], f"{place}/{number:0{width}}-{path.name}") for number, path in enumerate(paths, start=1)]
+    if isinstance(source, tuple):
+        data_files(source)
+        width = len(str(len(source)))
+        each = [placed(path, f"{place}/{number:0{width}}-{path.name}") for number, path in enumerate(source, start=1)]
         return {at: file for some in each for at, file in some.items()}
-    (path,) = paths
-    return {f"{place}/{file.relative_to(path)}": file for file in data_files(path)} if path.is_dir() else {place: path}
+    if not source.is_dir():
+        return {place: source}
+    return {f"{place}/{file.relative_to(source)}": file for file in data_files(source)}
 
 
 def _files_in(path: Path) -> list[Path]:

@@ -20,13 +20,13 @@ from training.cost.memory import data_disk_gib, file_bytes
 from training.cost.shape import ModelShape
 from training.data.build import TRAIN, Build
 from training.data.encode import Encoder
-from training.data.hub import is_dataset_name
+from training.data.hub import HubDataSet
 from training.data.look.survey import quiet
 from training.data.look.take import load_tokenizer
 from training.data.look.watch import DataStatistics
 from training.data.prepared import pack
 from training.data.probe import words_of
-from training.data.readers import Source, none_in, paths_of, records
+from training.data.readers import Source, given, none_in, records
 from training.data.sample import CURE, Bad, DataError, NothingLeftError
 from training.data.shapes import Record, refuse_other_goal
 from training.laptop.models.small_files import CONFIG, TOKENIZER
@@ -65,12 +65,11 @@ class Size:
 def size_of(data: Sequence[str], recipe: Recipe, skip_bad: bool = False) -> Size | None:
     """Of files and folders; None where no data are given and the recipe has none of its own. With `skip_bad` without
     the records that cannot be used. Raises DataError."""
-    if from_hub := next(filter(is_dataset_name, data), ""):
-        raise DataError(
-            f"--data {from_hub}: a data set of the Hub is counted on the head; leave it out, or name a file"
-        )
-    if data:
-        return _counted(paths_of(data), recipe, skip_bad)
+    source = given(data)
+    if isinstance(source, HubDataSet):
+        raise DataError(f"--data {source}: a data set of the Hub is counted on the head; leave it out, or name a file")
+    if source:
+        return _counted(source, recipe, skip_bad)
     if recipe.base_model != TINY:
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -19,12 +19,12 @@ from rich.text import Text
 from inventory.errors import InventoryError
 from inventory.shown import shown
 from inventory.terminal import console, table
-from training.data.hub import download, is_dataset_name
+from training.data.hub import HubDataSet, download
 from training.data.look.content import Look, look_from, remarks, surveyed
 from training.data.look.survey import FileSurvey, Tell, survey
 from training.data.look.take import look_into
 from training.data.look.watch import Lengths, Piece, ShownSample
-from training.data.readers import Source, can_check_here, ignored_files_note, paths_of
+from training.data.readers import Source, can_check_here, given, ignored_files_note
 from training.data.report import DataReport
 from training.data.sample import DataError
 from training.laptop import data_size, new_run, preparing
@@ -88,9 +88,8 @@ def look(question: Question, now: datetime, tell: Tell) -> Look:
 
 def aside(question: Question) -> str:
     """Which files of the data's folders are not read; empty where all are."""
-    if any(map(is_dataset_name, question.data)):
-        return ""
-    return ignored_files_note(paths_of(question.data))
+    source = given(question.data)
+    return "" if source is None or isinstance(source, HubDataSet) else ignored_files_note(source)
 
 
 def next_step(question: Question, look: Look) -> str:
@@ -152,13 +151,12 @@ def _look(question: Question, training_data: TrainingData, now: datetime, tell: 
 
 def _source(question: Question, training_data: TrainingData, leave_to_head: bool) -> Source | None:
     """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
-    if not training_data.from_hub:
+    if training_data.dataset is None:
         return training_data.source
     if leave_to_head or not (question.here or question.of_folder):
         return None
-    return download(
-        question.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address(), another()
-    )
+    folder = Path.home() / ".cache" / "spotune" / "cache" / "datasets"
+    return download(training_data.dataset, folder, hub_address(), another())
 
 
 def _lacks(question: Question, home: Path | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from inventory.shown import shown
 from training.cost.shape import PlanError
-from training.data.hub import POINTER, is_dataset_name
+from training.data.hub import POINTER, HubDataSet
 from training.data.look.survey import NAMES, names_text
 from training.data.readers import (
     DataSummary,
@@ -23,8 +23,8 @@ from training.data.readers import (
     called,
     can_check_here,
     check,
+    given,
     ignored_files_note,
-    paths_of,
     placed,
 )
 from training.data.sample import CURE, DataError
@@ -144,10 +144,12 @@ class TrainingData:
     """Records that cannot be used are left out."""
     source: Source | None = None
     """Where they lie on this machine; None for a data set of the Hub."""
+    dataset: HubDataSet | None = None
+    """The data set of the Hub that the head downloads."""
 
     @property
     def from_hub(self) -> bool:
-        return f"data/train{POINTER}" in self.files
+        return self.dataset is not None
 
     def names(self, run_dir: str) -> dict[str, str]:
         """What the user calls the files that the head has in `run_dir`, by their names there; longer ones first, as one
@@ -185,17 +187,14 @@ def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: b
 
 
 def _given(data: Sequence[str], folder: Path, goal: str) -> TrainingData:
-    if from_hub := next(filter(is_dataset_name, data), ""):
-        if len(data) > 1:
-            raise DataError(f"--data {from_hub}: a data set of the Hub is taken alone, without other --data")
-        return TrainingData({f"{TRAIN}{POINTER}": from_hub})
-    paths = paths_of(data) or (folder / "train.jsonl",)
-    if not data:
-        tiny.write_data(paths[0], goal)
-    if len(paths) == 1:
-        path = paths[0]
-        return TrainingData(placed(paths, TRAIN if path.is_dir() else f"{TRAIN}{path.suffix.lower()}"), source=path)
-    return TrainingData(placed(paths, TRAIN), source=paths)
+    source = given(data)
+    if isinstance(source, HubDataSet):
+        return TrainingData({f"{TRAIN}{POINTER}": str(source)}, dataset=source)
+    if source is None:
+        source = folder / "train.jsonl"
+        tiny.write_data(source, goal)
+    suffix = "" if isinstance(source, tuple) or source.is_dir() else source.suffix.lower()
+    return TrainingData(placed(source, f"{TRAIN}{suffix}"), source=source)
 
 
 def planned_s(predicted: Mapping[str, Any]) -> float:
@@ -263,7 +262,9 @@ def _prepare_start(
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
-    wanted = preparing.DataRequest(training_data.skip_bad, training_data.from_hub, training_data.names(launch.run_dir))
+    wanted = preparing.DataRequest(
+        training_data.skip_bad, training_data.dataset is not None, training_data.names(launch.run_dir)
+    )
     plan = plan_run(cluster, launch, recipe, wanted, nodes, dry=dry, anyway=anyway, named=named)
     if dry:
         return None

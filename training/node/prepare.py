@@ -110,7 +110,7 @@ def raw_data(folder: Path, downloads: Path) -> Path:
     if len(candidates) != 1:
         raise DataError(f"{folder} should hold one train file or folder, and holds {len(candidates)}")
     if candidates[0].suffix == hub.POINTER:
-        dataset = hub.download(candidates[0].read_text(encoding="utf-8"), downloads)
+        dataset = hub.download(hub.HubDataSet.parse(candidates[0].read_text(encoding="utf-8").strip()), downloads)
         mark_used(dataset)
         drop_unused(downloads.glob("*/*"))
         return dataset

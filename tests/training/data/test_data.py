@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data.hub import is_dataset_name
+from training.data.hub import HubDataSet, on_hub
 from training.data.order import Order, micro_batches
 from training.data.questions import read_questions
 from training.data.readers import check, data_files, data_sha256, ignored_files_note, placed, records
@@ -742,12 +742,13 @@ def test_the_control_side_checks_data_without_torch_numpy_or_transformers():
 
 def test_a_data_set_of_the_hub_is_told_from_a_file_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert is_dataset_name("tatsu-lab/alpaca")
-    assert is_dataset_name("tatsu-lab/alpaca@v1.0") and is_dataset_name("openai/gsm8k:main:train@v1.0")
-    assert not is_dataset_name("data/train.jsonl")
-    assert not is_dataset_name("train")
+    assert on_hub("tatsu-lab/alpaca@main") == HubDataSet("tatsu-lab/alpaca") == on_hub("tatsu-lab/alpaca")
+    assert on_hub("openai/gsm8k:main:train@v1.0") == HubDataSet("openai/gsm8k", "main:train", "v1.0")
+    assert str(on_hub("openai/gsm8k:main:train@v1.0")) == "openai/gsm8k:main:train@v1.0"
+    assert not on_hub("data/train.jsonl")
+    assert not on_hub("train")
     (tmp_path / "data" / "mine").mkdir(parents=True)
-    assert not is_dataset_name("data/mine")
+    assert not on_hub("data/mine")
 
 
 def test_of_a_data_set_the_training_split_is_taken_and_one_kind_of_file():
@@ -858,7 +859,7 @@ def test_a_folder_with_a_readme_is_read_in_the_order_that_the_head_reads_its_fil
         _file(tmp_path / "mine", {"text": name}, name=name)
     lists = "data_files:\n  - split: train\n    path: [z.jsonl, a.jsonl, b/*, b-1/*]"
     (tmp_path / "mine" / "README.md").write_text(f"---\nconfigs:\n- config_name: x\n  {lists}\n---\n")
-    for place, file in placed([tmp_path / "mine"], str(tmp_path / "head")).items():
+    for place, file in placed(tmp_path / "mine", str(tmp_path / "head")).items():
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, place)
     here, head = (list(records(tmp_path / name, Bad(False))) for name in ("mine", "head"))

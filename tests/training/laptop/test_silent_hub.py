@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.checkout import Checkout
 from tests.support.hub import Hub
-from training.data.hub import download
+from training.data.hub import HubDataSet, download
 from training.data.sample import DataError
 from training.laptop import hub as laptop_hub
 from training.laptop.adapter.publish import HuggingFace
@@ -110,7 +110,7 @@ def test_data_and_publishing_say_it_too(settings, silent, nobody, tmp_path, monk
     monkeypatch.setattr(hub_access, "ANSWER_S", 0.2)
     for address in (silent, nobody):
         with pytest.raises(DataError, match=rf"cannot be downloaded: {address} does not answer \(.*\); \[mirrors\]"):
-            download("acme/poems", tmp_path, address)
+            download(HubDataSet("acme/poems"), tmp_path, address)
         monkeypatch.setenv("HF_ENDPOINT", address)
         monkeypatch.setenv("HF_TOKEN", "hf_x")
         monkeypatch.setenv("SPOTUNE_TOKEN_HOST", "127.0.0.1")

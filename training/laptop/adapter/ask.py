@@ -18,9 +18,10 @@ from rich.text import Text
 from inventory.node_program import Program, ProgramError
 from inventory.shown import shown
 from inventory.terminal import console, table
+from training.data.hub import HubDataSet
 from training.data.questions import Question, Sampling, from_prompts
-from training.data.readers import check, paths_of, placed
-from training.data.sample import CURE
+from training.data.readers import check, given, placed
+from training.data.sample import CURE, DataError
 from training.laptop import attach, new_run, stop_run
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
@@ -212,14 +213,16 @@ class Measurable:
 
 def data_to_measure_on(data: Sequence[str], skip_bad: bool = False) -> Measurable:
     """Files and folders of records. Every record is read: raises DataError before anything is sent."""
-    paths = paths_of(data)
-    source = paths[0] if len(paths) == 1 else paths
+    source = given(data)
+    if source is None or isinstance(source, HubDataSet):
+        raise DataError(f"--data {source}: files or folders are measured on; fab fetches no data set for that")
+    paths = source if isinstance(source, tuple) else (source,)
     summary = check(source, skip_bad, CURE)
     digest = summary.sha256[:12]
     place = f"{SENT}{digest}"  # what an earlier evaluation sent lies there still
     place += paths[0].suffix if len(paths) == 1 else ""
     names = ", ".join(path.name or path.resolve().name for path in paths)
-    return Measurable(place, names, file_of(digest), placed(paths, place), skip_bad, summary.bad)
+    return Measurable(place, names, file_of(digest), placed(source, place), skip_bad, summary.bad)
 
 
 def of_pairs(base: Mapping[str, Any]) -> str:
