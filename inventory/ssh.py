@@ -80,8 +80,6 @@ Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10
 LINK_TIMEOUT_S = 30
 """A node that acknowledges nothing for so long is gone, whatever the command on it was given."""
-RENTED = " (of rented machines: `fab up`)"
-"""Their keys come over the cloud's own channel."""
 RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
 PROHIBITED, CONNECT_FAILED = 1, 2
@@ -176,14 +174,19 @@ def _refusal(node: Node, error: Exception, note: str) -> SshError:
     elif missing:
         reason = f"no such file: {missing}"
     elif isinstance(error, paramiko.BadHostKeyException):
-        kind, reason = HostKeyError, f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`"
+        kind, reason = HostKeyError, f"its host key is not the one in {node.known_hosts}; rebuilt?"
     elif isinstance(error, paramiko.SSHException) and "not found in known_hosts" in message:  # paramiko's words
         kind = HostKeyError
-        reason = f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it"
+        reason = f"its host key is not in {node.known_hosts}"
     elif isinstance(error, socket.gaierror):
         reason = f"{node.address} is neither a name that resolves nor a Host of {SSH_CONFIG}: {error.strerror}"
     where = f"{node.name} ({node.address}:{node.port})"
-    return kind(f"{where}: {reason}{RENTED + note if kind is HostKeyError else ''}")
+    if kind is not HostKeyError:
+        return kind(f"{where}: {reason}")
+    how = "brings it over the cloud's own channel" if node.machine_id else "shows the fingerprint and adds it"
+    unknown = HostKeyError(f"{where}: {reason}; `{(mend := 'fab up' if node.machine_id else 'fab trust')}` {how}{note}")
+    unknown.mend = mend
+    return unknown
 
 
 def run(connection: Connection, command: str, *, timeout_s: float = RUN_TIMEOUT_S) -> str:

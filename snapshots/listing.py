@@ -237,7 +237,7 @@ def _latest(snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
         raise RentError(f"no snapshot of cluster {cluster!r} in {region} can be used: {unfit(ours[0], cluster)}")
     raise RentError(
         f"there is no snapshot of cluster {cluster!r} in {region}; fab snapshots.create makes one of a cluster that "
-        f"stands; a cluster from nothing: fab up, then {settings.deploy_command}"
+        f"stands. Without one: fab up, which takes te1's data disk where that is kept, then {settings.deploy_command}"
     )
 
 

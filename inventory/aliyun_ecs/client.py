@@ -42,8 +42,8 @@ def endpoint(settings: Settings) -> Endpoint:
     if not others:
         raise NoCloud(NOT_SERVED)
     raise NoCloud(
-        f"the local cloud that runs is of the cluster {' and '.join(map(repr, others))}, and cluster.toml says name = "
-        f'"{settings.name}": write that name, or start another local cloud: fab local.serve'
+        f"the local cloud that runs is of the cluster {' and '.join(map(repr, others))}; start one for "
+        f"{settings.name!r}: fab local.serve"
     )
 
 

@@ -102,9 +102,8 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
         raise NoCluster(_no_machines(cloud, settings))
     if members.number(machines[0]) != 1:
         rest = ", ".join(members.names(machines))
-        raise SettingsError(
-            f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest}): fab rebuild"
-        )
+        missing = f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest})"
+        raise SettingsError(f"{missing}; {_left(cloud, settings).without_machines()}")
     if machines[0].is_stopped:
         raise SettingsError(f"te1, the head of {settings.name!r}, is stopped: fab up starts it")
     return members.as_nodes(settings, machines, cloud.disks(tags=wanted))
@@ -113,9 +112,14 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
 def _no_machines(cloud: Cloud, settings: Settings) -> str:
     """That there are none, with what they can come back from and what is billed elsewhere; that they are missing is
     known without that, too."""
-    left, own = WayBack(), tags.of_cluster(settings.name)
     beside = elsewhere.other_billing(cloud, settings)
+    way = _left(cloud, settings).without_machines()
+    return "\n".join((f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {way}", *beside))
+
+
+def _left(cloud: Cloud, settings: Settings) -> WayBack:
+    """What is left of a head that is not there; nothing where the cloud does not say."""
+    own = tags.of_cluster(settings.name)
     with suppress(CloudError):
-        left = WayBack(disks.waiting_for(cloud.disks(tags=own), {1}).get(1), newest(cloud.snapshots(tags=own)))
-    none = f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}"
-    return "\n".join((none, *beside))
+        return WayBack(disks.waiting_for(cloud.disks(tags=own), {1}).get(1), newest(cloud.snapshots(tags=own)))
+    return WayBack()

@@ -9,7 +9,8 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import islice
@@ -21,11 +22,11 @@ from training.data.answers import Rendered
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed
 from training.data.look.survey import quiet, survey
-from training.data.look.watch import DataStatistics
+from training.data.look.watch import DataStatistics, Made
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
 from training.data.report import DataReport
-from training.data.sample import IGNORED, Bad, BadRecord, DataError, NothingLeftError
+from training.data.sample import Bad, BadRecord, DataError, NothingLeftError
 from training.data.shapes import only_thinks, refuse_other_goal, thoughts_cut_off
 from training.data.template import generation_ends
 from training.recipe.recipe import Recipe
@@ -119,19 +120,25 @@ class Build:
             part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.is_dpo)
             for part in parts
         }
-        waiting: list[Waiting] = []
-        for waiting_record in self._rendered(source):
-            waiting.append(waiting_record)
-            if len(waiting) >= TOGETHER:
-                self._write(waiting)
-                waiting.clear()
-        self._write(waiting)
+        self._tokenised(self._rendered(source))
         self.bad.refuse(sum(writer.records for writer in self._writers.values()))
         for part, writer in self._writers.items():
             if not writer.samples:
                 raise NothingLeftError(self._nothing(source, part, writer))
         facts = self._facts(content)
         return {part: writer.finish(facts) for part, writer in self._writers.items()}
+
+    def _tokenised(self, rendered: Iterator[Waiting]) -> None:
+        """Write them, TOGETHER at a time; while some are tokenised the next ones are rendered."""
+        with ThreadPoolExecutor(1) as beside:
+            waiting, texts, made = list[Waiting](), list[Rendered](), beside.submit(self.encoder.tokenised, ())
+            while following := list(islice(rendered, TOGETHER)):
+                next_texts = [text for one in following for text in one.rendered]
+                tokenised = made.result()
+                made = beside.submit(self.encoder.tokenised, next_texts)
+                self._write(waiting, self.encoder.samples(texts, tokenised))
+                waiting, texts = following, next_texts
+            self._write(waiting, self.encoder.samples(texts, made.result()))
 
     def _rendered(self, source: Source) -> Iterator[Waiting]:
         rendered_of = encode.rendered if self.recipe.is_dpo else Encoder.rendered
@@ -155,8 +162,8 @@ class Build:
             self.watch.seen.add(where, record, part == VALIDATION)
             yield Waiting(where, part, rendered)
 
-    def _write(self, waiting: list[Waiting]) -> None:
-        made = iter(self.encoder.samples([text for one in waiting for text in one.rendered]))
+    def _write(self, waiting: Iterable[Waiting], samples_made: Iterable[Made]) -> None:
+        made = iter(samples_made)
         end, tokenizer = self.encoder.end_id, self.encoder.tokenizer
         unknown = None if tokenizer.unk_token_id in {end, tokenizer.eos_token_id} else tokenizer.unk_token_id
         for one in waiting:
@@ -170,12 +177,12 @@ class Build:
             learnable, cut = 0, [bool(tokens) for _, tokens in samples]
             writer.truncated += any(cut) if pair else sum(cut)
             for sample, _ in samples:
-                if any(label != IGNORED for label in sample.labels[1:]):
+                if sample.learned:
                     learnable += 1
                     writer.add(sample)
                     self.teaches_end = self.teaches_end or end in sample.labels[1:]
             writer.empty += not learnable
-            self.counts["unknown"] += any(unknown in sample.labels[1:] for sample, _ in samples)
+            self.counts["unknown"] += unknown is not None and any(unknown in sample.labels[1:] for sample, _ in samples)
             self.watch.made(one.where, one.part == VALIDATION, samples, encode.SIDES if pair else ())
 
     def _nothing(self, source: Source, part: str, writer: Writer) -> str:

@@ -106,15 +106,20 @@ class Encoder:
             self._answers[key] = Answers(ChatTemplate(self.tokenizer, args), self.train_on == "all", self.max_length)
         return self._answers[key]
 
-    def samples(self, rendered: Sequence[Rendered]) -> list[tuple[Sample, int]]:
-        """A sample for each text, tokenised together, and how many tokens had to be cut off it for `max_length`."""
-        if not rendered:
-            return []
-        texts = [one.text for one in rendered]
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    def tokenised(self, rendered: Sequence[Rendered]) -> list[Any]:
+        """What the tokenizers library makes of their texts. It lets go of Python meanwhile: other work may go on."""
+        encoded: list[Any] = self.tokenizer.backend_tokenizer.encode_batch(
+            [one.text for one in rendered], add_special_tokens=False
+        )
+        return encoded
+
+    def samples(self, rendered: Sequence[Rendered], tokenised: Sequence[Any] | None = None) -> list[tuple[Sample, int]]:
+        """A sample for each text, and how many tokens had to be cut off it for `max_length`. `tokenised`: what
+        `tokenised` gave for them."""
         samples = []
-        for one, tokens, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            ids, labels = tokens, _labels(tokens, offsets, one.spans)
+        for one, encoded in zip(rendered, self.tokenised(rendered) if tokenised is None else tokenised, strict=True):
+            ids = tokens = encoded.ids
+            labels = _labels(tokens, encoded.offsets, one.spans)
             if one.plain:
                 begin = [] if tokens[:1] == self._begin else self._begin
                 end = [] if tokens[-1:] == self._end else self._end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import countOf
 
 from training.text.counts import many
 from training.text.problems import UNUSABLE, TrainingError
@@ -37,7 +38,8 @@ class Sample:
     @property
     def learned(self) -> int:
         """Tokens that count in the loss: each is predicted from the one before, so the first never does."""
-        return sum(label != IGNORED for label in self.labels[1:])
+        predicted = self.labels[1:]
+        return len(predicted) - countOf(predicted, IGNORED)
 
 
 SHOWN = 3

@@ -44,10 +44,12 @@ def test_no_worker_becomes_the_head_when_the_head_is_gone(cluster):
     cluster.up(2)
     cluster.cloud.delete("instance", [cluster.machines["demo-te1"].instance_id], "by-hand")
     until(lambda: "demo-te1" not in cluster.machines, "the deletion")
-    with pytest.raises(SettingsError, match=r"te1, the head of 'demo', is missing .*te2\): fab rebuild"):
+    with pytest.raises(
+        SettingsError, match=r"te1, the head of 'demo', is missing .*te2\); te1's data disk d-\S+ is kept: fab up "
+    ):
         load_cluster()
     done = cluster.fab("status")
-    assert done.returncode == 2 and "te2 " in done.stdout and "fab rebuild" in done.stderr, done.stdout
+    assert done.returncode == 2 and "te2 " in done.stdout and "is kept: fab up" in done.stderr, done.stdout
     done = cluster.fab("train", "--resume")
     assert done.returncode == 2 and "te1, the head of 'demo', is missing" in done.stderr
     cluster.up(2)

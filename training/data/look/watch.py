@@ -253,10 +253,9 @@ class DataStatistics:
     def made(self, where: str, held_out: bool, samples: Sequence[Made], sides: Sequence[str] = ()) -> None:
         """All samples of one record. `sides`: what each is called where they are the answers of a pair."""
         self._lengths.extend(len(sample.ids) + cut for sample, cut in samples)
-        names = sides or [""] * len(samples)
-        learnable = [(*made, side) for made, side in zip(samples, names, strict=True) if made[0].learned]
         due = len(self._picked) < self.show and self._made >= len(self._picked) * self.expected // self.show
-        if due and learnable:
+        names = sides or [""] * len(samples)
+        if due and (learnable := [(*one, side) for one, side in zip(samples, names, strict=True) if one[0].learned]):
             self._picked.append((where, held_out, learnable))
         if self._made % TELL_EVERY == 0:
             self.tell("tokenising", self._made)
