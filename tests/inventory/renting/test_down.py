@@ -213,7 +213,7 @@ def test_without_a_cluster_fab_down_says_so(cluster):
 
 def test_with_another_name_the_local_cloud_that_runs_is_named(cluster):
     bob = cluster.settings.model_copy(update={"name": "bob"})
-    with pytest.raises(RentError, match="of the cluster 'demo', and cluster") as refused:
+    with pytest.raises(RentError, match="of the cluster 'demo'; start one for 'bob'") as refused:
         Ecs.open(bob)
     assert isinstance(refused.value, NoCloud)
 
