@@ -183,8 +183,10 @@ def _refusal(node: Node, error: Exception, note: str) -> SshError:
     where = f"{node.name} ({node.address}:{node.port})"
     if kind is not HostKeyError:
         return kind(f"{where}: {reason}")
-    how = "brings it over the cloud's own channel" if node.machine_id else "shows the fingerprint and adds it"
-    unknown = HostKeyError(f"{where}: {reason}; `{(mend := 'fab up' if node.machine_id else 'fab trust')}` {how}{note}")
+    mend, does = "fab trust", "shows the fingerprint and adds it"
+    if node.machine_id:
+        mend, does = "fab up", "brings it over the cloud's own channel"
+    unknown = HostKeyError(f"{where}: {reason}; `{mend}` {does}{note}")
     unknown.mend = mend
     return unknown
 

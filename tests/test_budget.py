@@ -16,7 +16,7 @@ ROOMS = {
     "deploy": (1840, 20),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
-    "inventory": (1553, 23),
+    "inventory": (1555, 23),
     "inventory/aliyun_ecs": (1021, 12),
     "inventory/cloud": (274, 6),
     "inventory/localcloud": (1068, 13),
