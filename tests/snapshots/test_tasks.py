@@ -309,7 +309,7 @@ def test_a_kept_disk_that_could_not_be_had_is_said_at_the_end_of_a_rebuild(clust
 
 
 def test_a_rebuild_without_a_snapshot_names_the_other_way(cluster):
-    assert "a cluster from nothing: fab up" in ended(cluster.fab("rebuild"), 2)
+    assert "Without one: fab up" in ended(cluster.fab("rebuild"), 2)
     assert "snapshots belong to one region" in ended(cluster.fab("rebuild", "--snapshot", "s-none"), 2)
     for given in ("-1", "0", "101", "two"):
         assert f"--nodes {given}: a cluster has 1 to 100 machines" in ended(cluster.fab("rebuild", "--nodes", given), 2)

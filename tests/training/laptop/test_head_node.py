@@ -432,7 +432,7 @@ def test_tiny_is_made_once_and_again_when_its_code_changed(launch: Launch, tmp_p
     assert (tmp_path / "calls").read_text().count("made") == 1
     other = tmp_path / "tiny.py"
     other.write_text("another one")
-    monkeypatch.setattr(base_model, "TINY", other)
+    monkeypatch.setattr(base_model, "TINY_CODE", other)
     assert base_model.here_base_model(recipe, launch) == made
     assert (tmp_path / "calls").read_text().count("made") == 2
     (tmp_path / "models" / "tiny" / "model.safetensors").write_bytes(b"cut")
