@@ -29,7 +29,7 @@ class Base:
     @classmethod
     def parse(cls, text: str) -> Base:
         """What `base_model` of a recipe says; `str` gives the text back."""
-        kind = next(kind for kind in reversed(BaseKind) if text.startswith(kind.value))
+        kind = next(kind for kind in reversed(BaseKind) if text.startswith(kind.value))  # HUB, which is "", last
         return cls(kind, text.removeprefix(kind.value))
 
     def __str__(self) -> str:

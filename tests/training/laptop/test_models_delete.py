@@ -92,9 +92,9 @@ def test_of_this_machine_no_nodes_are_told_and_a_folder_of_the_users_stays(clust
     with pytest.raises(LaunchError, match=r"^this machine does not have other at .*; there are: .*tiny-not$"):
         deleting.planned(here, "other")
     (own := disk / "own").mkdir()
-    for there, who in ((here, "this machine does not have"), (cluster, "no node has")):
+    for there, who, folder in ((here, "this machine does not have", str(own)), (cluster, "no node has", "~/gone/own")):
         with pytest.raises(LaunchError, match=rf"^{who} .*/own at .*; a folder of your own is never deleted$"):
-            deleting.planned(there, str(own))
+            deleting.planned(there, folder)
 
 
 @pytest.mark.parametrize("how", ["--model {}", "--model={}", "{}/model.safetensors"])

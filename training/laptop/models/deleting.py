@@ -6,14 +6,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from training.laptop import runs
 from training.laptop.head_node import Head
 from training.laptop.new_run import wait_or_end
 from training.laptop.open_cluster import Session
 from training.laptop.starting import in_the_way, under_way
-from training.models.names import name_of_folder, resolve
+from training.models.names import Model, name_of_folder, resolve
 from training.recipe.recipe import RecipeError
 from training.run.folder import begun, is_run_id
 from training.run.launch import LaunchError
@@ -58,10 +57,12 @@ def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
     answers = cluster.ask_all(f"cd {shlex.quote(models)} 2>/dev/null && du -sk */ 2>/dev/null; true")
     silent = {name: str(answer) for name, answer in answers.items() if isinstance(answer, Exception)}
     sizes = {name: _sizes(answer) for name, answer in answers.items() if isinstance(answer, str)}
-    folder = _place(model)
+    meant = _meant(model)
+    folder = meant.place if meant else model
     if not (node_sizes := {name: folders[folder] for name, folders in sizes.items() if folder in folders}):
         known = sorted({each for folders in sizes.values() for each in folders})
-        raise LaunchError(_nowhere(cluster, model, models, known))
+        own = "; a folder of your own is never deleted" if meant and meant.base.folder else ""
+        raise LaunchError(f"{_nowhere(cluster, model, models, known)}{own}")
     _refuse_used(cluster, models, folder)
     if not force and (users := _trained_from(cluster.head, folder)):
         more = f" and {len(users) - SHOWN} more" if len(users) > SHOWN else ""
@@ -75,16 +76,16 @@ def planned(cluster: Session, model: str, force: bool = False) -> Deletion:
 def _nowhere(cluster: Session, model: str, models: str, known: Sequence[str]) -> str:
     """That it is not there, and what is."""
     lacks = f"no node has {model}" if cluster.settings else f"this machine does not have {model}"
-    own = "; a folder of your own is never deleted" if Path(model).is_dir() else ""
-    return f"{lacks} at {models}; there are: {', '.join(known) or 'none'}{own}"
+    return f"{lacks} at {models}; there are: {', '.join(known) or 'none'}"
 
 
-def _place(model: str) -> str:
+def _meant(model: str) -> Model | None:
+    """None where it names no model, and may be a folder that lies there."""
     try:
-        return resolve(model).place
+        return resolve(model)
     except RecipeError:
         if FOLDER.fullmatch(model):
-            return model
+            return None
         raise
 
 

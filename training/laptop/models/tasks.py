@@ -47,7 +47,7 @@ def add(c: Context, model: str, name: str = "") -> None:
     with sentences():
         meant = names.resolve(model)
         named = adding.new_name(meant, name)
-        if not meant.recipe:
+        if meant.recipe not in names.shipped_models():
             say(f"looking up {model} and counting its layers")
         text = adding.new_text(meant, named)
         path = names.RECIPES / f"{named}.toml"
