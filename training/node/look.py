@@ -8,7 +8,7 @@ the look, one line of JSON each. It ends with its standard input.
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported
+from training.node.slow_imports import all_imported, without_torch
 
 import argparse
 import json
@@ -60,6 +60,7 @@ def main() -> int:
     parser.add_argument("--skip-bad", action="store_true", help="look at the rest as if bad records were left out")
     args = parser.parse_args()
     attached.end_with_input()
+    without_torch()
     return attached.run(lambda: work(args.run.resolve(), args.show, args.skip_bad), attached=True)
 
 

@@ -8,7 +8,7 @@ parameters takes half a second and no memory.
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported
+from training.node.slow_imports import all_imported, without
 
 import argparse
 import sys
@@ -149,7 +149,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()
-    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it, two seconds
+    without("bitsandbytes")  # PEFT would import it, two seconds
 
     def work() -> None:
         outlines: dict[str, Any] = {}

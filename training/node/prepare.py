@@ -10,7 +10,7 @@ trained on, with the reasons on stderr, or with --attached as `mistake`.
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported
+from training.node.slow_imports import all_imported, without_torch
 
 import argparse
 import json
@@ -40,7 +40,19 @@ def main() -> None:
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()
-    sys.exit(attached.run(lambda: attached.tell(**prepare(args.run.resolve(), args.skip_bad)), args.attached))
+
+    def work() -> None:
+        run = args.run.resolve()
+        if not names_modules(read_recipe(run / RECIPE)):
+            without_torch()
+        attached.tell(**prepare(run, args.skip_bad))
+
+    sys.exit(attached.run(work, args.attached))
+
+
+def names_modules(recipe: Recipe) -> bool:
+    """Whether a recipe names modules of its model, so that only the whole model says whether they are there."""
+    return recipe.tuning == "lora" and bool(recipe.lora.named_targets or recipe.lora.modules_to_save)
 
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
@@ -56,7 +68,7 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as pool:
         counted = pool.submit(shape)
         answer = _prepare(run, recipe, models, skip_bad) | {"outline": counted.result().to_outline()}
-    if recipe.tuning == "lora" and (recipe.lora.named_targets or recipe.lora.modules_to_save):
+    if names_modules(recipe):
         from training.node.model import whole_model  # here: DeepSpeed takes seconds, and most recipes name no module
 
         whole_model(recipe, models / recipe.model_dir)  # refuses what it does not have

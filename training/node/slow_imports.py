@@ -3,15 +3,38 @@
 Half a million objects are made that stay, and at its usual pace the collector looks through them again and again: a
 third of the seconds of such an import. Importing this module, before any other (pyproject.toml sees to that), makes the
 pace slower; `all_imported` sets it back, and what is there by then is never looked at again.
+
+What nothing here uses is not imported at all: torch's compiler, which DeepSpeed and others load for functions they
+mark, and the packages named in SPOTUNE_WITHOUT, which are as if they were not installed.
 """
 
 import gc
+import os
+import sys
 
 USUAL = gc.get_threshold()
 MADE = 100_000
 """Objects made between two looks at the youngest of them; usually 700."""
+WITHOUT = "SPOTUNE_WITHOUT"
+"""In the environment: names of packages, with blanks between them."""
 
 gc.set_threshold(MADE, *USUAL[1:])
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+def without(*packages: str) -> None:
+    """From here on they are as if they were not installed; one that was imported before stays."""
+    for name in packages:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # this is how an import is told to find nothing
+
+
+def without_torch() -> None:
+    """For a program that needs transformers' tokenizers alone, which do without; transformers says so in a warning."""
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    without("torch")
+
+
+without(*os.environ.get(WITHOUT, "").split())
 
 
 def all_imported() -> None:

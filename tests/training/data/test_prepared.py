@@ -360,6 +360,20 @@ def test_prepare_fills_the_run_folder_and_tells_what_there_is(house):
     assert (prepared / "train" / "ids.i32").samefile(cache / "train" / "ids.i32")
 
 
+def test_prepare_imports_no_torch_and_makes_the_same_as_with_it(house):
+    run = _run_folder(house, "without", _recipe(), ("train.jsonl", LINES))
+    code = (
+        "import atexit, sys; from training.node.prepare import main; "
+        "atexit.register(lambda: print(sys.modules['torch'])); main()"
+    )
+    argv = [sys.executable, "-c", code, "--run", str(run)]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    answer, torch_module = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, torch_module) == (0, "", "None")
+    with_torch = json.loads(json.dumps(prepare(run, False)))
+    assert json.loads(answer) | {"disk_free_gib": 0} == with_torch | {"disk_free_gib": 0}
+
+
 def test_prepare_of_bad_data_ends_with_exit_code_2_and_the_reason(house):
     run = _run_folder(house, "r2", _recipe(), ("train.jsonl", LINES + '{"messages": 1}\n'))
     done = _prepare(run)

@@ -15,6 +15,9 @@ import pytest
 
 from training.laptop import open_cluster
 from training.laptop.new_run import launch_files
+from training.models.names import load_recipe
+from training.node.supervision.rank_start import environment_of
+from training.run.folder import RECIPE
 from training.run.launch import (
     AS_DEPLOYED,
     LONGEST_STOP_S,
@@ -188,6 +191,15 @@ def test_a_rank_of_several_nodes_has_the_runs_environment_and_little_of_its_node
     assert {name for name, value in OF_A_NODE.items() if seen.get(name) == value} == {"TMPDIR"}
     (line,) = [line for line in done.stdout.splitlines() if "UCX_TLS" in line.split()]
     assert not (set(OF_A_NODE) - set(env) - {"TMPDIR", "GLOO_SOCKET_IFNAME"}) - set(line.split())
+
+
+@pytest.mark.parametrize(("precision", "without"), [("dtype", "bitsandbytes"), ("nf4", None)])
+def test_only_ranks_with_weights_in_four_bits_find_bitsandbytes(tmp_path, monkeypatch, precision, without):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, text in launch_files(LAUNCH).items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / RECIPE).write_text(load_recipe("tiny", {"base_precision": precision}).to_toml())
+    assert environment_of(tmp_path).get("SPOTUNE_WITHOUT") == without
 
 
 def test_what_a_login_has_anyway_is_no_setting_of_the_node():

@@ -19,12 +19,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakable
-from training.run.folder import LAUNCH
+from training.run.folder import LAUNCH, RECIPE
 from training.run.launch import env_on_node, left_out, parse_launch
 from training.text.problems import FINISHED, STOPPED
 
@@ -57,6 +58,9 @@ def environment_of(run_dir: Path) -> dict[str, str]:
     env = env_on_node(launch, os.environ)
     if (dropped := left_out(launch, os.environ)) and os.environ["LOCAL_RANK"] == "0":
         print("of this node's environment its ranks do not get", *dropped, flush=True)
+    recipe = run_dir / RECIPE
+    if recipe.exists() and tomllib.loads(recipe.read_text(encoding="utf-8")).get("base_precision") != "nf4":
+        env["SPOTUNE_WITHOUT"] = "bitsandbytes"  # PEFT would import it, seconds of each start
     if not NODE_FILE.exists():
         return env
     # gloo takes its interface from the environment only; the deploy found it and wrote it down
