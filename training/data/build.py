@@ -9,34 +9,31 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
-from itertools import islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from training.data import encode
-from training.data.answers import Rendered
-from training.data.encode import Encoder
+from training.data.encode import SIDES, Encoder
+from training.data.encoded import Encoded, encoded
 from training.data.look.content import LOOK, surveyed
 from training.data.look.survey import quiet, survey
-from training.data.look.watch import DataStatistics, Made
+from training.data.look.watch import DataStatistics
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
-from training.data.readers import Source, called, data_sha256, records
+from training.data.readers import Source, called, data_files, data_sha256, mixed, raws, together
 from training.data.report import DataReport
-from training.data.sample import Bad, BadRecord, DataError, NothingLeftError
-from training.data.shapes import only_thinks, refuse_other_goal, thoughts_cut_off
+from training.data.sample import Bad, DataError, NothingLeftError
 from training.data.template import generation_ends
+from training.data.workers import in_order, processes_for
 from training.recipe.recipe import Recipe
 from training.recipe.tables import Validation
 from training.text.files import drop_unused, half_made, mark_used
 
 VERSION = 10
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
-TOGETHER = 256
-"""Texts tokenised in one call, which spreads them over the machine's cores."""
 MOST_MARKS = 5
 """Special tokens that are named."""
 TRAIN, VALIDATION = "train", "validation"
@@ -85,14 +82,6 @@ def pad_id(tokenizer: Any, recipe: Recipe) -> int:
     return int(token_id)
 
 
-class Waiting(NamedTuple):
-    """A record whose texts wait to be tokenised together with others'."""
-
-    where: str
-    part: str
-    rendered: list[Rendered]
-
-
 @dataclass
 class Build:
     """One pass over the records, into a folder for training and, if asked for, one for validation."""
@@ -120,7 +109,7 @@ class Build:
             part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.is_dpo)
             for part in parts
         }
-        self._tokenised(self._rendered(source))
+        self._take_all(source)
         self.bad.refuse(sum(writer.records for writer in self._writers.values()))
         for part, writer in self._writers.items():
             if not writer.samples:
@@ -128,62 +117,47 @@ class Build:
         facts = self._facts(content)
         return {part: writer.finish(facts) for part, writer in self._writers.items()}
 
-    def _tokenised(self, rendered: Iterator[Waiting]) -> None:
-        """Write them, TOGETHER at a time; while some are tokenised the next ones are rendered."""
-        with ThreadPoolExecutor(1) as beside:
-            waiting, texts, made = list[Waiting](), list[Rendered](), beside.submit(self.encoder.tokenised, ())
-            while following := list(islice(rendered, TOGETHER)):
-                next_texts = [text for one in following for text in one.rendered]
-                tokenised = made.result()
-                made = beside.submit(self.encoder.tokenised, next_texts)
-                self._write(waiting, self.encoder.samples(texts, tokenised))
-                waiting, texts = following, next_texts
-            self._write(waiting, self.encoder.samples(texts, made.result()))
+    def _take_all(self, source: Source) -> None:
+        """Every record in its order. DataError where they are not all of one shape, which the goal learns from."""
+        files = self.files or data_files(source)
+        work = partial(encoded, encoder=self.encoder, recipe=self.recipe)
+        pieces = in_order(work, together(raws(files)), 1 if self.most else processes_for(files))
+        validation, number = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation), 0
+        for one in chain.from_iterable(pieces):
+            if one.shape:
+                if self.shape and one.shape != self.shape:
+                    self.bad.refuse(number)
+                    raise DataError(mixed(one.where, one.shape, self.shape))
+                self.shape = one.shape
+            if one.refused:
+                raise one.refused
+            self._take(one, VALIDATION if number in validation else TRAIN)
+            number += bool(one.shape)
+            if number == self.most:
+                return
 
-    def _rendered(self, source: Source) -> Iterator[Waiting]:
-        rendered_of = encode.rendered if self.recipe.is_dpo else Encoder.rendered
-        validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation)
-        for number, (where, record) in enumerate(islice(records(source, self.bad, self.files), self.most)):
-            refuse_other_goal(record.shape, self.recipe.goal)
-            self.shape = record.shape
-            try:
-                rendered = rendered_of(self.encoder, record)
-            except BadRecord as error:
-                self.bad.add(where, str(error))
-                continue
-            part = VALIDATION if number in validation else TRAIN
-            sides = (record, *([record.rejected] if record.rejected else []))
-            marks = {mark for side in sides for mark in self.encoder.marks(side)}
-            self.marks |= marks
-            self.counts["marked"] += bool(marks)
-            turns = [turn for side in sides for turn in side.turns]
-            self.counts["cut_thoughts"] += any(map(thoughts_cut_off, turns))
-            self.counts["only_thoughts"] += any(map(only_thinks, turns))
-            self.watch.seen.add(where, record, part == VALIDATION)
-            yield Waiting(where, part, rendered)
-
-    def _write(self, waiting: Iterable[Waiting], samples_made: Iterable[Made]) -> None:
-        made = iter(samples_made)
-        end, tokenizer = self.encoder.end_id, self.encoder.tokenizer
+    def _take(self, one: Encoded, part: str) -> None:
+        if one.words:
+            self.marks |= one.words.marks
+            self.counts["marked"] += bool(one.words.marks)
+            self.counts["cut_thoughts"] += one.words.cut_thoughts
+            self.counts["only_thoughts"] += one.words.only_thoughts
+            self.watch.seen.add(one.where, one.words.digests, part == VALIDATION)
+        if one.bad:
+            self.bad.add(one.where, one.bad)
+            return
+        writer, end, tokenizer = self._writers[part], self.encoder.end_id, self.encoder.tokenizer
         unknown = None if tokenizer.unk_token_id in {end, tokenizer.eos_token_id} else tokenizer.unk_token_id
-        for one in waiting:
-            writer = self._writers[one.part]
-            samples = [next(made) for _ in one.rendered]
-            pair = [sample for sample, _ in samples] if self.recipe.is_dpo else []
-            if pair and (wrong := encode.fault(pair, self.recipe.max_length)):
-                self.bad.add(one.where, wrong)
-                continue
-            writer.records += 1
-            learnable, cut = 0, [bool(tokens) for _, tokens in samples]
-            writer.truncated += any(cut) if pair else sum(cut)
-            for sample, _ in samples:
-                if sample.learned:
-                    learnable += 1
-                    writer.add(sample)
-                    self.teaches_end = self.teaches_end or end in sample.labels[1:]
-            writer.empty += not learnable
-            self.counts["unknown"] += unknown is not None and any(unknown in sample.labels[1:] for sample, _ in samples)
-            self.watch.made(one.where, one.part == VALIDATION, samples, encode.SIDES if pair else ())
+        learnable = [sample for sample, _ in one.samples if sample.learned]
+        cut = [bool(tokens) for _, tokens in one.samples]
+        writer.records += 1
+        writer.truncated += any(cut) if self.recipe.is_dpo else sum(cut)
+        writer.empty += not learnable
+        for sample in learnable:
+            writer.add(sample)
+            self.teaches_end = self.teaches_end or end in sample.labels[1:]
+        self.counts["unknown"] += unknown is not None and any(unknown in sample.labels[1:] for sample, _ in one.samples)
+        self.watch.made(one.where, part == VALIDATION, one.samples, SIDES if self.recipe.is_dpo else ())
 
     def _nothing(self, source: Source, part: str, writer: Writer) -> str:
         name, fraction = called(source), self.recipe.validation.fraction

@@ -6,8 +6,9 @@ import codecs
 import hashlib
 import importlib.util
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ Source = Path | tuple[Path, ...]
 """A file or a folder of them; or several, one after another."""
 Raw = tuple[str, Any]
 """Where ("line 3") and what: the parsed value, or the BadRecord it gave."""
+TOGETHER = 256
+"""Records of a piece, which is worked on at once."""
 
 
 @dataclass(frozen=True)
@@ -219,23 +222,45 @@ def data_sha256(source: Source) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def records(source: Source, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tuple[str, Record]]:
-    """Each good record with its place, all of one shape; the others go to `bad`. `files`: of these alone."""
+def records(source: Source, bad: Bad) -> Iterator[tuple[str, Record]]:
+    """Each good record with its place, all of one shape; the others go to `bad`."""
     shape: Shape | None = None
     good = 0
-    for file in files or data_files(source):
-        for place, value in raw(file):
-            where = f"{file} {place}"
-            try:
-                record = recognised(value)
-            except BadRecord as error:
-                bad.add(where, str(error))
-                continue
-            if shape not in {None, record.shape}:
-                bad.refuse(good)
-                raise DataError(f"{where}: {record.shape}, but the records before are {shape}")
-            shape, good = record.shape, good + 1
-            yield where, record
+    for where, value in raws(data_files(source)):
+        try:
+            record = recognised(value)
+        except BadRecord as error:
+            bad.add(where, str(error))
+            continue
+        if shape not in {None, record.shape}:
+            bad.refuse(good)
+            raise DataError(mixed(where, record.shape, shape))
+        shape, good = record.shape, good + 1
+        yield where, record
+
+
+def mixed(where: str, shape: str, before: str | None) -> str:
+    """What is said of a record that has another shape than those before."""
+    return f"{where}: {shape}, but the records before are {before}"
+
+
+def raws(files: Iterable[Path]) -> Iterator[Raw]:
+    """All that the files hold, with its place: "a.jsonl line 3"."""
+    return ((f"{file} {place}", value) for file in files for place, value in raw(file))
+
+
+def together(raws: Iterable[Raw]) -> Iterator[list[Raw]]:
+    """Piece after piece; where nothing more can be read, its DataError stands last, in place of a value."""
+
+    def to_the_end() -> Iterator[Raw]:
+        try:
+            yield from raws
+        except DataError as error:
+            yield "", error
+
+    left = to_the_end()
+    while piece := list(islice(left, TOGETHER)):
+        yield piece
 
 
 def raw(file: Path) -> Iterator[Raw]:

@@ -173,8 +173,9 @@ def ask_here(module: str, folder: Path, limit_s: float) -> dict[str, Any]:
 
 
 def lacking() -> str:
-    """What this Python lacks to count a model; empty where it has all."""
-    missing = [name for name in COUNTED_WITH if importlib.util.find_spec(name) is None]
+    """What this Python lacks to count a model, in a process of its own; empty where it has all."""
+    hidden = {name for name in COUNTED_WITH if sys.modules.get(name, name) is None}  # from this process alone
+    missing = [name for name in COUNTED_WITH if name not in hidden and importlib.util.find_spec(name) is None]
     if not missing:
         return ""
     return f"its layers are counted with {' and '.join(COUNTED_WITH)}, and this Python lacks {' and '.join(missing)}"

@@ -21,8 +21,10 @@ def end_with_input(take: Callable[[str], None] = lambda line: None) -> None:
     """Leave at once when standard input ends: whoever asked has gone, perhaps in the middle of an answer."""
 
     def listen() -> None:
-        for line in sys.stdin:
-            take(line)
+        # not sys.stdin, which a fork closes, and could not while another thread reads from it
+        with open(0, encoding="utf-8", closefd=False) as lines:
+            for line in lines:
+                take(line)
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()

@@ -57,21 +57,22 @@ def names_modules(recipe: Recipe) -> bool:
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     """The whole preparation; gives what there is to say about data, model and disk. The model is counted meanwhile."""
-    from training.node.known_outline import known_outline  # here: two threads cannot import transformers at once
+    from training.node.known_outline import known_outline  # it imports transformers
 
     recipe, models = read_recipe(run / RECIPE), models_folder(run)
+    model_dir = models / recipe.model_dir
+    known = known_outline(read_config(model_dir))
 
     def shape() -> ModelShape:
-        model_dir = models / recipe.model_dir
-        return known_outline(read_config(model_dir)) or shape_of(model_dir, models.parent / "cache" / "outlines")
+        return known or shape_of(model_dir, models.parent / "cache" / "outlines")
 
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:  # which waits for a program and imports nothing: this process may fork
         counted = pool.submit(shape)
         answer = _prepare(run, recipe, models, skip_bad) | {"outline": counted.result().to_outline()}
     if names_modules(recipe):
         from training.node.model import whole_model  # here: DeepSpeed takes seconds, and most recipes name no module
 
-        whole_model(recipe, models / recipe.model_dir)  # refuses what it does not have
+        whole_model(recipe, model_dir)  # refuses what it does not have
     (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     return answer
 

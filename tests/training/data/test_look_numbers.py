@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from training.data.look.watch import Seen, digests, lengths_of
+from training.data.encoded import digests
+from training.data.look.watch import Seen, lengths_of
 from training.data.shapes import recognised
 
 
@@ -59,7 +60,7 @@ def test_white_space_apart_equal_records_are_duplicates_and_equal_questions_are_
     seen = Seen()
     records = [_chat("q", "a"), _chat(" q\n", "a "), _chat("q", "b"), _chat("Q", "a"), _chat("q", "a")]
     for number, record in enumerate(records, 1):
-        seen.add(f"f line {number}", record, held_out=False)
+        seen.add(f"f line {number}", digests(record), held_out=False)
     found = seen.repeats()
     assert found.duplicates == 2
     assert found.shown == (("f line 2", "f line 1"), ("f line 5", "f line 1"))
@@ -71,7 +72,7 @@ def test_a_leak_is_a_held_out_record_that_is_trained_on_wherever_it_stands():
     held_out = {"f 1", "f 4", "f 5", "f 6"}
     records = [_chat("q1", "a"), _chat("q1", "a"), _chat("q2", "a"), _chat("q2", "other"), _chat("q3", "a")]
     for number, record in enumerate([*records, _chat("q3", "a")], 1):
-        seen.add(f"f {number}", record, f"f {number}" in held_out)
+        seen.add(f"f {number}", digests(record), f"f {number}" in held_out)
     found = seen.repeats()
     assert (found.held_out, found.leaked, found.leaked_question) == (4, 1, 1)
     assert found.leaks_shown == (("f 1", "f 2"), ("f 4", "f 3"))

@@ -360,8 +360,12 @@ def test_prepare_fills_the_run_folder_and_tells_what_there_is(house):
     assert (prepared / "train" / "ids.i32").samefile(cache / "train" / "ids.i32")
 
 
-def test_prepare_imports_no_torch_and_makes_the_same_as_with_it(house):
-    run = _run_folder(house, "without", _recipe(), ("train.jsonl", LINES))
+@pytest.mark.parametrize("layers", [4, 3], ids=["known", "counted"])
+def test_prepare_imports_no_torch_and_makes_the_same_as_with_it(house, layers):
+    model = house / "models" / f"layers-{layers}"
+    shutil.copytree(house / "models" / "tiny", model)
+    (model / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
+    run = _run_folder(house, f"without-{layers}", _recipe(model_dir=model.name), ("train.jsonl", LINES))
     code = (
         "import atexit, sys; from training.node.prepare import main; "
         "atexit.register(lambda: print(sys.modules['torch'])); main()"
@@ -370,6 +374,7 @@ def test_prepare_imports_no_torch_and_makes_the_same_as_with_it(house):
     done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120)
     answer, torch_module = done.stdout.splitlines()
     assert (done.returncode, done.stderr, torch_module) == (0, "", "None")
+    shutil.rmtree(house / "cache" / "outlines", ignore_errors=True)
     with_torch = json.loads(json.dumps(prepare(run, False)))
     assert json.loads(answer) | {"disk_free_gib": 0} == with_torch | {"disk_free_gib": 0}
 

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from training.data.readers import Source, data_files, raw
+from training.data.readers import Raw, Source, data_files, raw, together
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.workers import in_order, processes_for
 from training.text.counts import many
 
 TELL_EVERY = 2000
@@ -99,35 +101,56 @@ class Survey:
         return "\n".join(reasons)
 
 
+class Seen(NamedTuple):
+    """What some records of a file are."""
+
+    file: Path
+    shapes: Counter[str]
+    bad: list[tuple[str, str]]
+    """Where, and why."""
+    ignored: set[str]
+    trouble: str
+
+
 def survey(source: Source, tell: Tell) -> Survey:
     """Read every record once. DataError where there is no data file."""
-    bad = Bad(skip=True, most=MOST_BAD)
-    done = 0
-    files, ignored = [], set[str]()
-    for file in data_files(source):
-        one = _surveyed(file, bad, ignored, lambda count, before=done: tell("reading", before + count))  # type: ignore[misc]
-        done += one.records + one.bad
-        files.append(one)
+    files = data_files(source)
+    pieces = ((file, piece) for file in files for piece in together(raw(file)))
+    bad, ignored = Bad(skip=True, most=MOST_BAD), set[str]()
+    shapes: dict[Path, Counter[str]] = {file: Counter() for file in files}
+    bad_in, trouble = Counter[Path](), dict[Path, str]()
+    done = told = 0
+    for seen in in_order(_seen, pieces, processes_for(files)):
+        shapes[seen.file].update(seen.shapes)
+        bad_in[seen.file] += len(seen.bad)
+        trouble[seen.file] = seen.trouble
+        ignored |= seen.ignored
+        for where, why in seen.bad:
+            bad.add(where, why)
+        done += seen.shapes.total() + len(seen.bad)
+        if done - told >= TELL_EVERY:
+            tell("reading", told := done)
     tell("reading", done)
-    return Survey(tuple(files), bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
+    surveyed = tuple(
+        FileSurvey(str(file), file.stat().st_size, dict(shapes[file]), bad_in[file], trouble.get(file, ""))
+        for file in files
+    )
+    return Survey(surveyed, bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
 
 
-def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], None]) -> FileSurvey:
-    shapes: Counter[str] = Counter()
-    trouble, before = "", bad.count
-    try:
-        for number, (place, value) in enumerate(raw(file)):
-            try:
-                record = recognised(value)
-                shapes[record.shape] += 1
-                ignored |= record.ignored
-            except BadRecord as error:
-                bad.add(f"{file} {place}", str(error))
-            if number % TELL_EVERY == 0:
-                tell(number)
-    except DataError as error:
-        trouble = str(error)
-    return FileSurvey(str(file), file.stat().st_size, dict(shapes), bad.count - before, trouble)
+def _seen(piece: tuple[Path, list[Raw]]) -> Seen:
+    file, raws = piece
+    seen = Seen(file, Counter(), [], set(), "")
+    for place, value in raws:
+        if isinstance(value, DataError):
+            return seen._replace(trouble=str(value))
+        try:
+            record = recognised(value)
+            seen.shapes[record.shape] += 1
+            seen.ignored.update(record.ignored)
+        except BadRecord as error:
+            seen.bad.append((f"{file} {place}", str(error)))
+    return seen
 
 
 def quiet(_what: str, _records: int) -> None:

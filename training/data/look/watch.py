@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import groupby, islice, pairwise
 from typing import Any
 
+from training.data.encoded import Made
 from training.data.look.survey import TELL_EVERY, Tell
-from training.data.probe import words_of
 from training.data.sample import IGNORED, Sample
-from training.data.shapes import Record
 from training.data.template import special_tokens
 
 BELOW = 8
@@ -175,10 +172,9 @@ class Seen:
     _held_out: bytearray = field(default_factory=bytearray)
     _places: list[str] = field(default_factory=list)
 
-    def add(self, where: str, record: Record, held_out: bool) -> None:
-        whole, question = digests(record)
-        self._whole.append(whole)
-        self._question.append(question)
+    def add(self, where: str, digests: tuple[int, int], held_out: bool) -> None:
+        self._whole.append(digests[0])
+        self._question.append(digests[1])
         self._held_out.append(held_out)
         self._places.append(where)
 
@@ -208,32 +204,6 @@ class Seen:
 
     def _places_of(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[str, str], ...]:
         return tuple((self._places[one], self._places[other]) for one, other in islice(pairs, MOST_SHOWN))
-
-
-def digests(record: Record) -> tuple[int, int]:
-    """Of the whole record, and of what is asked before its first answer; the same of a text, which asks nothing."""
-    if not record.turns:
-        whole = _digest([record.prompt, record.completion])
-        return whole, (_digest([record.prompt]) if record.prompt else whole)
-    parts = [json.dumps(record.tools, sort_keys=True), json.dumps(record.template_args, sort_keys=True)]
-    question: list[str] | None = None
-    for turn in record.turns:
-        if turn["role"] == "assistant" and question is None:
-            question = list(parts)
-        parts += [turn["role"], *(text for _, text in words_of(turn))]
-    return _digest(parts), _digest(parts if question is None else question)
-
-
-def _digest(texts: Iterable[str]) -> int:
-    hashed = blake2b(digest_size=8)
-    for text in texts:
-        hashed.update(" ".join(text.split()).encode())
-        hashed.update(b"\0")
-    return int.from_bytes(hashed.digest(), "little")
-
-
-Made = tuple[Sample, int]
-"""A sample, and the tokens that were cut off its end."""
 
 
 @dataclass
