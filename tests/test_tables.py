@@ -30,8 +30,8 @@ from snapshots.pruning import Decision
 from snapshots.steps import Rebuild, Step
 from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
-from training.data.look.survey import FileSurvey, Survey
-from training.data.look.watch import lengths_of
+from training.data.statistics import lengths_of
+from training.data.survey import FileSurvey, Survey
 from training.laptop import data_view, plan_options, plan_view, rent_options, rent_view, status
 from training.laptop.adapter import ask
 from training.laptop.follow import RunLook

@@ -8,24 +8,23 @@ import json
 import os
 import random
 import shutil
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from training.data.encode import SIDES, Encoder
+from training.data.encode import Encoder
 from training.data.encoded import Encoded, encoded
 from training.data.look.content import LOOK, surveyed
-from training.data.look.survey import quiet, survey
-from training.data.look.watch import DataStatistics
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_files, data_sha256, mixed, raws, together
 from training.data.report import DataReport
 from training.data.sample import Bad, DataError, NothingLeftError
+from training.data.statistics import DataStatistics
+from training.data.survey import quiet, survey
 from training.data.template import generation_ends
 from training.data.workers import in_order, processes_for
 from training.recipe.recipe import Recipe
@@ -34,8 +33,6 @@ from training.text.files import drop_unused, half_made, mark_used
 
 VERSION = 10
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
-MOST_MARKS = 5
-"""Special tokens that are named."""
 TRAIN, VALIDATION = "train", "validation"
 DECIDING = ("transformers", "tokenizers", "jinja2")
 """Packages whose version may change what becomes of a text."""
@@ -90,16 +87,13 @@ class Build:
     recipe: Recipe
     folder: Path
     bad: Bad
-    watch: DataStatistics
+    statistics: DataStatistics
     files: Sequence[Path] = ()
     """Of the data, where not all are to be read."""
     most: int | None = None
     """Of the good records the first so many alone."""
     shape: str = ""
     teaches_end: bool = False
-    marks: set[str] = field(default_factory=set)
-    counts: Counter[str] = field(default_factory=Counter)
-    """Records of the whole data by what is odd about them."""
 
     def run(self, source: Source, content: str) -> dict[str, DataReport]:
         """The report of each part. DataError where there are bad records, unless they are skipped, or nothing to learn
@@ -122,7 +116,7 @@ class Build:
         files = self.files or data_files(source)
         work = partial(encoded, encoder=self.encoder, recipe=self.recipe)
         pieces = in_order(work, together(raws(files)), 1 if self.most else processes_for(files))
-        validation, number = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation), 0
+        validation, number = held_out(self.statistics.expected, self.recipe.seed, self.recipe.validation), 0
         for one in chain.from_iterable(pieces):
             if one.shape:
                 if self.shape and one.shape != self.shape:
@@ -131,38 +125,30 @@ class Build:
                 self.shape = one.shape
             if one.refused:
                 raise one.refused
-            self._take(one, VALIDATION if number in validation else TRAIN)
+            part = VALIDATION if number in validation else TRAIN
+            self.statistics.take(one, part == VALIDATION)
+            if one.bad:
+                self.bad.add(one.where, one.bad)
+            else:
+                self._write(one, part)
             number += bool(one.shape)
             if number == self.most:
                 return
 
-    def _take(self, one: Encoded, part: str) -> None:
-        if one.words:
-            self.marks |= one.words.marks
-            self.counts["marked"] += bool(one.words.marks)
-            self.counts["cut_thoughts"] += one.words.cut_thoughts
-            self.counts["only_thoughts"] += one.words.only_thoughts
-            self.watch.seen.add(one.where, one.words.digests, part == VALIDATION)
-        if one.bad:
-            self.bad.add(one.where, one.bad)
-            return
-        writer, end, tokenizer = self._writers[part], self.encoder.end_id, self.encoder.tokenizer
-        unknown = None if tokenizer.unk_token_id in {end, tokenizer.eos_token_id} else tokenizer.unk_token_id
+    def _write(self, one: Encoded, part: str) -> None:
+        writer, cut = self._writers[part], [bool(tokens) for _, tokens in one.samples]
         learnable = [sample for sample, _ in one.samples if sample.learned]
-        cut = [bool(tokens) for _, tokens in one.samples]
         writer.records += 1
         writer.truncated += any(cut) if self.recipe.is_dpo else sum(cut)
         writer.empty += not learnable
         for sample in learnable:
             writer.add(sample)
-            self.teaches_end = self.teaches_end or end in sample.labels[1:]
-        self.counts["unknown"] += unknown is not None and any(unknown in sample.labels[1:] for sample, _ in one.samples)
-        self.watch.made(one.where, part == VALIDATION, one.samples, SIDES if self.recipe.is_dpo else ())
+        self.teaches_end = self.teaches_end or one.teaches_end
 
     def _nothing(self, source: Source, part: str, writer: Writer) -> str:
         name, fraction = called(source), self.recipe.validation.fraction
         if part == VALIDATION and not writer.records:
-            why = "there is 1 alone" if self.watch.expected < 2 else "those held out are bad"
+            why = "there is 1 alone" if self.statistics.expected < 2 else "those held out are bad"
             reason = f"validation.fraction {fraction:g} leaves no record for validation, as {why}"
             return f"{name}: {reason}; --set validation.fraction=0 keeps none out"
         if not writer.records and any(other.records for other in self._writers.values()):
@@ -173,16 +159,11 @@ class Build:
 
     def _facts(self, content: str) -> dict[str, Any]:
         template, tokenizer, end = self.encoder.template, self.encoder.tokenizer, self.encoder.end_id
-        lengths, repeats = self.watch.lengths(self.recipe.max_length), self.watch.seen.repeats()
         return {
+            **self.statistics.facts(self.recipe.max_length),
             "content_hash": content,
             "shape": self.shape,
             "bad": self.bad.count,
-            "duplicates": repeats.duplicates,
-            "leaked": repeats.leaked,
-            "marks": sorted(self.marks)[:MOST_MARKS],
-            **self.counts,
-            "longest_uncut": lengths.longest if lengths else 0,
             "template": template is not None,
             "end_of_turn": None if end is None else tokenizer.convert_ids_to_tokens(end),
             "end_of_turn_id": end,

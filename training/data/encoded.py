@@ -20,7 +20,7 @@ Made = tuple[Sample, int]
 """A sample, and the tokens that were cut off its end."""
 
 
-class Words(NamedTuple):
+class WordFacts(NamedTuple):
     """What is counted of a record's words."""
 
     digests: tuple[int, int]
@@ -37,9 +37,13 @@ class Encoded(NamedTuple):
     where: str
     shape: Shape | None = None
     """None of what is no record."""
-    words: Words | None = None
+    words: WordFacts | None = None
     """None of what the chat template does not take."""
     samples: tuple[Made, ...] = ()
+    teaches_end: bool = False
+    """Whether one of them teaches the token that ends an answer."""
+    teaches_unknown: bool = False
+    """Whether one of them teaches the token for what the vocabulary lacks."""
     bad: str = ""
     """Why it cannot be used; empty where it can."""
     refused: DataError | None = None
@@ -56,7 +60,7 @@ def encoded(raws: Sequence[Raw], encoder: Encoder, recipe: Recipe) -> list[Encod
         if one.refused:
             break
     made = iter(encoder.samples(texts))
-    return [_with_samples(one, tuple(islice(made, count)), recipe) for one, count in records]
+    return [_with_samples(one, tuple(islice(made, count)), encoder, recipe) for one, count in records]
 
 
 def _rendered(where: str, value: Any, encoder: Encoder, recipe: Recipe) -> tuple[Encoded, list[Rendered]]:
@@ -76,16 +80,23 @@ def _rendered(where: str, value: Any, encoder: Encoder, recipe: Recipe) -> tuple
         return one._replace(refused=error), []
 
 
-def _with_samples(one: Encoded, samples: tuple[Made, ...], recipe: Recipe) -> Encoded:
-    wrong = fault([sample for sample, _ in samples], recipe.max_length) if samples and recipe.is_dpo else ""
-    return one._replace(samples=samples, bad=one.bad or wrong)
+def _with_samples(one: Encoded, made: tuple[Made, ...], encoder: Encoder, recipe: Recipe) -> Encoded:
+    samples, end, tokenizer = [sample for sample, _ in made], encoder.end_id, encoder.tokenizer
+    wrong = fault(samples, recipe.max_length) if samples and recipe.is_dpo else ""
+    is_unknown = tokenizer.unk_token_id not in {None, end, tokenizer.eos_token_id}
+    return one._replace(
+        samples=made,
+        teaches_end=any(end in sample.labels[1:] for sample in samples),
+        teaches_unknown=is_unknown and any(tokenizer.unk_token_id in sample.labels[1:] for sample in samples),
+        bad=one.bad or wrong,
+    )
 
 
-def words(record: Record, encoder: Encoder) -> Words:
+def words(record: Record, encoder: Encoder) -> WordFacts:
     """What is counted of a record's words."""
     sides = (record, *([record.rejected] if record.rejected else []))
     turns = [turn for side in sides for turn in side.turns]
-    return Words(
+    return WordFacts(
         digests=digests(record),
         marks=frozenset(mark for side in sides for mark in encoder.marks(side)),
         cut_thoughts=any(map(thoughts_cut_off, turns)),

@@ -21,14 +21,14 @@ from training.cost.shape import ModelShape
 from training.data.build import TRAIN, Build
 from training.data.encode import Encoder
 from training.data.hub import HubDataSet
-from training.data.look.survey import quiet
 from training.data.look.take import load_tokenizer
-from training.data.look.watch import DataStatistics
 from training.data.prepared import pack
 from training.data.probe import words_of
 from training.data.readers import Source, given, none_in, records
 from training.data.sample import CURE, Bad, DataError, NothingLeftError
 from training.data.shapes import Record, refuse_other_goal
+from training.data.statistics import DataStatistics
+from training.data.survey import quiet
 from training.laptop.models.small_files import CONFIG, TOKENIZER
 from training.models import tiny
 from training.models.folder import TOKENIZERS

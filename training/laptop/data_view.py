@@ -21,12 +21,13 @@ from inventory.shown import shown
 from inventory.terminal import console, table
 from training.data.hub import HubDataSet, download
 from training.data.look.content import Look, look_from, remarks, surveyed
-from training.data.look.survey import FileSurvey, Tell, survey
+from training.data.look.shown import Piece, ShownSample
 from training.data.look.take import look_into
-from training.data.look.watch import Lengths, Piece, ShownSample
 from training.data.readers import Source, can_check_here, given, ignored_files_note
 from training.data.report import DataReport
 from training.data.sample import DataError
+from training.data.statistics import Lengths
+from training.data.survey import FileSurvey, Tell, survey
 from training.laptop import data_size, new_run, preparing
 from training.laptop.base_model import find_base_model
 from training.laptop.head_node import HeadError

@@ -15,8 +15,8 @@ from typing import Any
 
 from inventory.shown import shown
 from training.cost.shape import PlanError
+from training.data.file_names import NAMES, names_text
 from training.data.hub import POINTER, HubDataSet
-from training.data.look.survey import NAMES, names_text
 from training.data.readers import (
     DataSummary,
     Source,

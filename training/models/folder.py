@@ -19,6 +19,7 @@ from training.recipe.model_types import too_large
 from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.folder import write_atomically
 from training.text.files import ADAPTER_CONFIG, INDEX, SINGLE, STATE, model_files, object_in
+from training.text.hidden import HIDDEN
 from training.text.problems import AdapterError
 
 
@@ -174,8 +175,7 @@ def ask_here(module: str, folder: Path, limit_s: float) -> dict[str, Any]:
 
 def lacking() -> str:
     """What this Python lacks to count a model, in a process of its own; empty where it has all."""
-    hidden = {name for name in COUNTED_WITH if sys.modules.get(name, name) is None}  # from this process alone
-    missing = [name for name in COUNTED_WITH if name not in hidden and importlib.util.find_spec(name) is None]
+    missing = [name for name in COUNTED_WITH if name not in HIDDEN and importlib.util.find_spec(name) is None]
     if not missing:
         return ""
     return f"its layers are counted with {' and '.join(COUNTED_WITH)}, and this Python lacks {' and '.join(missing)}"

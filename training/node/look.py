@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from training.data.look.survey import survey
+from training.data.survey import survey
 from training.models.folder import read_config
 from training.node import attached
 from training.node.prepare import models_folder, raw_data

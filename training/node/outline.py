@@ -8,7 +8,7 @@ parameters takes half a second and no memory.
 
 from __future__ import annotations
 
-from training.node.slow_imports import all_imported, without
+from training.node.slow_imports import all_imported
 
 import argparse
 import sys
@@ -26,6 +26,7 @@ from training.cost.shape import Layer, ModelShape, PlanError
 from training.node import attached
 from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
 from training.node.base_weights import check_weights_match_config
+from training.text.hidden import hide
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
 """What configurations call the number of experts that a token is sent to."""
@@ -149,7 +150,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()
-    without("bitsandbytes")  # PEFT would import it, two seconds
+    hide("bitsandbytes")  # PEFT would import it, two seconds
 
     def work() -> None:
         outlines: dict[str, Any] = {}

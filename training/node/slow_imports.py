@@ -10,7 +10,8 @@ mark, and the packages named in SPOTUNE_WITHOUT, which are as if they were not i
 
 import gc
 import os
-import sys
+
+from training.text.hidden import hide
 
 USUAL = gc.get_threshold()
 MADE = 100_000
@@ -22,19 +23,13 @@ gc.set_threshold(MADE, *USUAL[1:])
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
-def without(*packages: str) -> None:
-    """From here on they are as if they were not installed; one that was imported before stays."""
-    for name in packages:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # this is how an import is told to find nothing
-
-
 def without_torch() -> None:
     """For a program that needs transformers' tokenizers alone, which do without; transformers says so in a warning."""
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
-    without("torch")
+    hide("torch")
 
 
-without(*os.environ.get(WITHOUT, "").split())
+hide(*os.environ.get(WITHOUT, "").split())
 
 
 def all_imported() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.cost.shape import HEAD
 from training.data.limits import positions
 from training.data.look.content import FEWEST, cure_of_marks
-from training.data.look.watch import MOST_CUT
+from training.data.statistics import MOST_CUT
 from training.plan.fits import Check, Situation
 from training.recipe.reading import with_changes
 from training.recipe.recipe import Recipe

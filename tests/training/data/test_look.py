@@ -21,12 +21,12 @@ from tests.support.paper_weights import write_shapes
 from training.data.build import cached
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, look_from, remarks, surveyed
-from training.data.look.survey import survey
+from training.data.look.shown import MOST_TOKENS, pieces_of
 from training.data.look.take import look_into
-from training.data.look.watch import MOST_TOKENS, pieces_of
 from training.data.prepared import open_prepared
 from training.data.sample import IGNORED, Bad, DataError, Sample
 from training.data.shapes import recognised
+from training.data.survey import survey
 from training.laptop import data_view
 from training.laptop.data_view import Question
 from training.models import tiny

@@ -12,10 +12,10 @@ import pytest
 
 from training.data import json_text
 from training.data.look.content import remarks, surveyed
-from training.data.look.survey import TELL_EVERY, survey
 from training.data.readers import TOGETHER, check, records
 from training.data.sample import Bad, DataError
 from training.data.splits import chosen_files
+from training.data.survey import TELL_EVERY, survey
 from training.text.problems import foreign_sample
 
 CHINESE = "你好，请问今天上海的天气怎么样？我想知道明天是否适合出门跑步。"

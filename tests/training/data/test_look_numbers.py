@@ -7,8 +7,8 @@ import random
 import pytest
 
 from training.data.encoded import digests
-from training.data.look.watch import Seen, lengths_of
 from training.data.shapes import recognised
+from training.data.statistics import Seen, lengths_of
 
 
 def test_the_histogram_counts_every_sample_once_and_what_would_be_cut():

@@ -13,10 +13,11 @@ import pytest
 from inventory.setting_types import SettingsError
 from inventory.terminal import console
 from training.data.look.content import FEWEST, Look, look_from, remarks
-from training.data.look.survey import FileSurvey, Survey
-from training.data.look.watch import Piece, Repeats, ShownSample, lengths_of
+from training.data.look.shown import Piece, ShownSample
 from training.data.report import DataReport
 from training.data.sample import DataError
+from training.data.statistics import Repeats, lengths_of
+from training.data.survey import FileSurvey, Survey
 from training.laptop import data_size, data_view
 from training.laptop.data_view import Question
 from training.models.names import load_recipe

@@ -11,11 +11,11 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from tests.support.chat_templates import EFFORT, MARKED, QWEN3, THINKING, TOOLS
 from training.data.encode import Encoder
-from training.data.look.survey import survey
 from training.data.look.take import look_into
 from training.data.readers import check
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.survey import survey
 from training.laptop.adapter.tuned_model import TunedModel
 from training.models import tiny
 from training.models.card import CardFacts, card

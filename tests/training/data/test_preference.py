@@ -11,11 +11,11 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 from training.data.build import Build, content_hash  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder, fault, shared_prefix  # noqa: E402
-from training.data.look.watch import DataStatistics  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.data.readers import check  # noqa: E402
 from training.data.sample import IGNORED, Bad, BadRecord, DataError, Sample  # noqa: E402  # noqa: E402
 from training.data.shapes import recognised, refuse_other_goal  # noqa: E402
+from training.data.statistics import DataStatistics  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 

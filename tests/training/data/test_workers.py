@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 from training.data import workers
 from training.data.build import Build
 from training.data.encode import Encoder
-from training.data.look.survey import quiet, survey
-from training.data.look.watch import DataStatistics
 from training.data.sample import Bad, DataError
+from training.data.statistics import DataStatistics
+from training.data.survey import quiet, survey
 from training.data.workers import in_order, processes_for
 from training.models import tiny
 from training.models.names import load_recipe
@@ -96,10 +96,10 @@ def _lines(count):
 def _built(source, encoder, folder, skip=True):
     recipe = load_recipe("tiny", {"validation.fraction": "0.1"})
     bad = Bad(skip)
-    watch = DataStatistics(survey(source, quiet).records, 2, quiet)
-    reports = Build(encoder, recipe, folder, bad, watch).run(source, "")
+    statistics = DataStatistics(survey(source, quiet).records, 2, quiet)
+    reports = Build(encoder, recipe, folder, bad, statistics).run(source, "")
     files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    return reports, files, bad.shown, watch.samples(encoder.tokenizer)
+    return reports, files, bad.shown, statistics.picked
 
 
 def test_several_processes_make_the_same_as_one_to_the_byte(tmp_path, encoder, monkeypatch):

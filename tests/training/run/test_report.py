@@ -17,7 +17,7 @@ from typing import get_args
 
 import pytest
 
-from training.data.look.survey import NAMES, names_text
+from training.data.file_names import NAMES, names_text
 from training.laptop.attach import make_page
 from training.laptop.head_node import HereHead
 from training.laptop.new_run import code_files, plan_text

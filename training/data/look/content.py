@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from training.data.look.survey import Survey
-from training.data.look.watch import DataStatistics, Lengths, Repeats, ShownSample
+from training.data.look.shown import ShownSample, shown
 from training.data.report import DataReport
 from training.data.sample import CURE, Bad
+from training.data.statistics import DataStatistics, Lengths, Repeats
+from training.data.survey import Survey
 from training.recipe.recipe import Recipe
 from training.text.counts import many
 
@@ -81,7 +82,13 @@ def surveyed(survey: Survey, skip_bad: bool) -> Look:
 
 
 def with_model(
-    look: Look, recipe: Recipe, tokenizer: Any, *, watch: DataStatistics, bad: Bad, reports: Mapping[str, DataReport]
+    look: Look,
+    recipe: Recipe,
+    tokenizer: Any,
+    *,
+    statistics: DataStatistics,
+    bad: Bad,
+    reports: Mapping[str, DataReport],
 ) -> Look:
     """And with it. `reports`: the DataReport of each part that was made."""
     train = reports.get("train")
@@ -93,11 +100,11 @@ def with_model(
         model=recipe.name,
         global_batch=recipe.global_batch,
         steps=recipe.total_steps(train.rows) if train else None,
-        lengths=watch.lengths(recipe.max_length),
+        lengths=statistics.lengths(recipe.max_length),
         train=train,
         validation=reports.get("validation"),
-        repeats=watch.seen.repeats(),
-        samples=watch.samples(tokenizer),
+        repeats=statistics.seen.repeats(),
+        samples=shown(statistics.picked, tokenizer),
     )
 
 

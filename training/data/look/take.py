@@ -12,11 +12,11 @@ from training.data import limits
 from training.data.build import Build, pad_id
 from training.data.encode import Encoder
 from training.data.look.content import Look, surveyed, with_model
-from training.data.look.survey import MOST_BAD, Survey, Tell
-from training.data.look.watch import DataStatistics
 from training.data.prepared import Prepared
 from training.data.readers import Source
 from training.data.sample import Bad, DataError
+from training.data.statistics import DataStatistics
+from training.data.survey import MOST_BAD, Survey, Tell
 from training.recipe.recipe import Recipe
 
 MADE_UP = 1
@@ -53,15 +53,15 @@ def look_into(
     look = replace(surveyed(survey, skip_bad), positions=limits.positions(config))
     if look.refused and not survey.readable:
         return look
-    bad, watch = Bad(skip=True, most=MOST_BAD), DataStatistics(survey.readable_records, show, tell)
+    bad, statistics = Bad(skip=True, most=MOST_BAD), DataStatistics(survey.readable_records, show, tell)
     reports: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
             limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-            reports = Build(encoder, recipe, Path(folder), bad, watch, survey.readable).run(source, content="")
+            reports = Build(encoder, recipe, Path(folder), bad, statistics, survey.readable).run(source, content="")
             largest = max(Prepared(Path(folder) / part).largest_id for part in reports)
             limits.check_ids(config, recipe, tokenizer, largest)
         except DataError as error:
             look = replace(look, refused="\n".join(filter(None, [look.refused, str(error)])))
-    return with_model(look, recipe, tokenizer, watch=watch, bad=bad, reports=reports)
+    return with_model(look, recipe, tokenizer, statistics=statistics, bad=bad, reports=reports)

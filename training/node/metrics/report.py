@@ -20,8 +20,8 @@ from typing import Any
 
 from training.cost.pace import cost_so_far
 from training.data.build import VALIDATION
+from training.data.file_names import NAMES
 from training.data.look.content import LOOK, Look, look_from
-from training.data.look.survey import NAMES
 from training.models.card import loading, read_facts
 from training.node.metrics import run_tables
 from training.node.metrics.against_plan import resumes_of

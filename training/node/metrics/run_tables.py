@@ -13,8 +13,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from training.data.file_names import own_name
 from training.data.look.content import Look
-from training.data.look.survey import own_name
 from training.plan.calibration import counted
 from training.run.evaluations import measured_on, scored, trained_on
 from training.text.catalogue import EMPTY_ANSWER, ENGLISH, Say

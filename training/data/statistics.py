@@ -1,19 +1,22 @@
-"""What is seen of data while they are prepared: lengths, repeats, and some of the samples."""
+"""What is counted of data while they are prepared: lengths, repeats, what is odd; some of the samples are kept."""
 
 from __future__ import annotations
 
 import math
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice, pairwise
-from typing import Any
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.data.encoded import Made
-from training.data.look.survey import TELL_EVERY, Tell
-from training.data.sample import IGNORED, Sample
-from training.data.template import special_tokens
+from training.data.sample import Sample
+from training.data.shapes import CHOSEN, REJECTED, SHAPE
+from training.data.survey import TELL_EVERY, Tell
+
+if TYPE_CHECKING:
+    from training.data.encoded import Encoded  # it imports numpy
 
 BELOW = 8
 """Bins up to max_length."""
@@ -86,63 +89,9 @@ def _share(ordered: Sequence[int], share: float) -> int:
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 
-MOST_TOKENS = 4096
-"""Of a sample that are shown."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Tokens in a row of one kind, as text."""
-
-    text: str
-    learned: bool
-    special: bool
-    """A special token of the tokenizer's, or several: not text that looks like one."""
-    tokens: int
-
-
-@dataclass(frozen=True)
-class ShownSample:
-    """One sample in pieces."""
-
-    where: str
-    """File and place of its record."""
-    of: tuple[int, int]
-    """Which of the record's samples it is, from 1, and how many there are."""
-    held_out: bool
-    tokens: int
-    learned: int
-    cut: int
-    """Tokens that max_length took off its end."""
-    pieces: tuple[Piece, ...]
-    left_out: int = 0
-    """Tokens behind the pieces, which are not shown."""
-    side: str = ""
-    """Of a pair: which answer."""
-
-
-def pieces_of(tokenizer: Any, sample: Sample) -> tuple[Piece, ...]:
-    """The sample's first `MOST_TOKENS` tokens as text, cut where their kind changes."""
-    ids = [int(number) for number in sample.ids[:MOST_TOKENS]]
-    special = set(tokenizer.convert_tokens_to_ids(list(special_tokens(tokenizer))))
-    learned = [place > 0 and label != IGNORED for place, label in enumerate(sample.labels[: len(ids)])]
-    kinds = [(learned[place], number in special) for place, number in enumerate(ids)]
-    pieces, start, before = [], 0, ""
-    for (is_learned, is_special), run in groupby(kinds):
-        stop = start + len(list(run))
-        text = _text(tokenizer, ids[:stop])
-        # what stands before is decoded with it: some tokenizers drop a blank at the beginning of a text
-        own = text[len(before) :] if text.startswith(before) else _text(tokenizer, ids[start:stop])
-        pieces.append(Piece(own, is_learned, is_special, stop - start))
-        start, before = stop, text
-    return tuple(pieces)
-
-
-def _text(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
 MOST_SHOWN = 5
+MOST_MARKS = 5
+"""Special tokens that are named."""
 
 
 @dataclass(frozen=True)
@@ -206,49 +155,68 @@ class Seen:
         return tuple((self._places[one], self._places[other]) for one, other in islice(pairs, MOST_SHOWN))
 
 
+class Picked(NamedTuple):
+    """A record that is shown, and its samples that teach anything: with the tokens cut off each, and of a pair which
+    answer it is."""
+
+    where: str
+    held_out: bool
+    samples: list[tuple[Sample, int, str]]
+
+
 @dataclass
 class DataStatistics:
-    """`seen` is told of each record in turn, `made` of each record's samples."""
+    """Counts of the records of one pass, which it is told of in turn."""
 
     expected: int
     """Records that are read; of so many a share is held out."""
     show: int
-    """So many records have their samples shown, spread over all."""
+    """So many records are picked, spread over all."""
     tell: Tell
     seen: Seen = field(default_factory=Seen)
+    picked: list[Picked] = field(default_factory=list)
+    _marks: set[str] = field(default_factory=set)
+    _counts: Counter[str] = field(default_factory=Counter)
+    """Records by what is odd about them."""
     _lengths: array[int] = field(default_factory=lambda: array("q"))
-    _picked: list[tuple[str, bool, list[tuple[Sample, int, str]]]] = field(default_factory=list)
     _made: int = 0
 
-    def made(self, where: str, held_out: bool, samples: Sequence[Made], sides: Sequence[str] = ()) -> None:
-        """All samples of one record. `sides`: what each is called where they are the answers of a pair."""
-        self._lengths.extend(len(sample.ids) + cut for sample, cut in samples)
-        due = len(self._picked) < self.show and self._made >= len(self._picked) * self.expected // self.show
-        names = sides or [""] * len(samples)
-        if due and (learnable := [(*one, side) for one, side in zip(samples, names, strict=True) if one[0].learned]):
-            self._picked.append((where, held_out, learnable))
+    def take(self, one: Encoded, held_out: bool) -> None:
+        """A record, good or bad."""
+        if words := one.words:
+            self.seen.add(one.where, words.digests, held_out)
+            self._marks |= words.marks
+            self._counts["marked"] += bool(words.marks)
+            self._counts["cut_thoughts"] += words.cut_thoughts
+            self._counts["only_thoughts"] += words.only_thoughts
+        if one.bad:
+            return
+        self._counts["unknown"] += one.teaches_unknown
+        self._lengths.extend(len(sample.ids) + cut for sample, cut in one.samples)
+        self._pick(one, held_out)
         if self._made % TELL_EVERY == 0:
             self.tell("tokenising", self._made)
         self._made += 1
+
+    def _pick(self, one: Encoded, held_out: bool) -> None:
+        if len(self.picked) == self.show or self._made < len(self.picked) * self.expected // self.show:
+            return
+        names = (CHOSEN, REJECTED) if one.shape == SHAPE else ("",) * len(one.samples)
+        named = [(*made, side) for made, side in zip(one.samples, names, strict=True) if made[0].learned]
+        if named:
+            self.picked.append(Picked(one.where, held_out, named))
 
     def lengths(self, max_length: int) -> Lengths | None:
         """None where no sample was made."""
         return lengths_of(self._lengths, max_length) if self._lengths else None
 
-    def samples(self, tokenizer: Any) -> tuple[ShownSample, ...]:
-        """Those that were picked, to be read."""
-        return tuple(
-            ShownSample(
-                where=where,
-                of=(number, len(made)),
-                held_out=held_out,
-                tokens=len(sample.ids),
-                learned=sample.learned,
-                cut=cut,
-                pieces=pieces_of(tokenizer, sample),
-                left_out=max(0, len(sample.ids) - MOST_TOKENS),
-                side=side,
-            )
-            for where, held_out, made in self._picked
-            for number, (sample, cut, side) in enumerate(made, start=1)
-        )
+    def facts(self, max_length: int) -> dict[str, Any]:
+        """Of the fields of a DataReport those that are counted here."""
+        lengths, repeats = self.lengths(max_length), self.seen.repeats()
+        return {
+            **self._counts,
+            "duplicates": repeats.duplicates,
+            "leaked": repeats.leaked,
+            "marks": sorted(self._marks)[:MOST_MARKS],
+            "longest_uncut": lengths.longest if lengths else 0,
+        }

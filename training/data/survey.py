@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +18,6 @@ TELL_EVERY = 2000
 """Records between two words about progress."""
 MOST_BAD = 10
 """What is wrong with records, and files that cannot be read, told in full."""
-NAMES = "names.json"
-"""Beside a run's data: the user's own names of the files, by their places in the folder."""
-RUN_DATA = re.compile(r".*/data/(?P<place>train[./].*)", re.DOTALL)
-
 Tell = Callable[[str, int], None]
 """Told what is being done, and with how many records so far."""
 
@@ -101,7 +95,7 @@ class Survey:
         return "\n".join(reasons)
 
 
-class Seen(NamedTuple):
+class PieceSurvey(NamedTuple):
     """What some records of a file are."""
 
     file: Path
@@ -138,9 +132,9 @@ def survey(source: Source, tell: Tell) -> Survey:
     return Survey(surveyed, bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
 
 
-def _seen(piece: tuple[Path, list[Raw]]) -> Seen:
+def _seen(piece: tuple[Path, list[Raw]]) -> PieceSurvey:
     file, raws = piece
-    seen = Seen(file, Counter(), [], set(), "")
+    seen = PieceSurvey(file, Counter(), [], set(), "")
     for place, value in raws:
         if isinstance(value, DataError):
             return seen._replace(trouble=str(value))
@@ -155,15 +149,3 @@ def _seen(piece: tuple[Path, list[Raw]]) -> Seen:
 
 def quiet(_what: str, _records: int) -> None:
     """A Tell where nobody waits for word of progress."""
-
-
-def names_text(files: Mapping[str, Path | str]) -> str:
-    """NAMES for the files of a run by their places there; no folder of the user's machine is in it."""
-    own = {place.removeprefix("data/"): file.name for place, file in files.items() if isinstance(file, Path)}
-    return json.dumps(own, ensure_ascii=False, indent=1) + "\n"
-
-
-def own_name(file: str, names: Mapping[str, str]) -> str:
-    """The user's name of a file; its place in the run's data where that is not known."""
-    match = RUN_DATA.fullmatch(file)
-    return names.get(match["place"], match["place"]) if match else file
