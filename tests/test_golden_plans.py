@@ -36,12 +36,12 @@ address = "203.0.113.11"
 gpus = {gpus}
 """
 FLEETS = {
-    "1 A10": (1, PlanWish(nodes=1, card="A10", line_rate_gbps=16, price_per_hour=10)),
-    "4 nodes of 1 A10": (1, PlanWish(nodes=4, card="A10", line_rate_gbps=16, price_per_hour=10)),
-    "2 nodes of 1 L20": (1, PlanWish(nodes=2, card="L20", line_rate_gbps=32, price_per_hour=12)),
-    "an A10 and an L20": (1, PlanWish(card="A10,L20", line_rate_gbps=16, price_per_hour=11)),
-    "1 node of 8 H100": (8, PlanWish(nodes=1, card="H100", line_rate_gbps=200, price_per_hour=400)),
-    "4 slow nodes of 1 A10": (1, PlanWish(nodes=4, card="A10", line_rate_gbps=0.5, price_per_hour=10)),
+    "1 A10": (1, PlanWish(nodes=1, cards=("A10",), line_rate_gbps=16, price_per_hour=10)),
+    "4 nodes of 1 A10": (1, PlanWish(nodes=4, cards=("A10",), line_rate_gbps=16, price_per_hour=10)),
+    "2 nodes of 1 L20": (1, PlanWish(nodes=2, cards=("L20",), line_rate_gbps=32, price_per_hour=12)),
+    "an A10 and an L20": (1, PlanWish(cards=("A10", "L20"), line_rate_gbps=16, price_per_hour=11)),
+    "1 node of 8 H100": (8, PlanWish(nodes=1, cards=("H100",), line_rate_gbps=200, price_per_hour=400)),
+    "4 slow nodes of 1 A10": (1, PlanWish(nodes=4, cards=("A10",), line_rate_gbps=0.5, price_per_hour=10)),
 }
 """Cards of a node, and what is asked. A line rate that is said keeps the plan from asking the head."""
 FIGURES = (

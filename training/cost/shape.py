@@ -298,9 +298,9 @@ def read_outline(outline: Mapping[str, Any]) -> ModelShape:
         raise PlanError(f"the outline of a model cannot be read: {reason}") from error
 
 
-def known_shape(base_model: Base | str) -> ModelShape | None:
+def known_shape(base: Base) -> ModelShape | None:
     """The shape of a base model that a shipped recipe names, before any of it is downloaded; None for another one."""
-    shipped = outlines().get(str(base_model))
+    shipped = outlines().get(str(base))
     return None if shipped is None else read_outline(shipped["outline"])
 
 

@@ -28,19 +28,20 @@ with deferred():
     from inventory.renting import members, offers, tags
 
 
-def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: float = 0.0, model: str = "NAME") -> Fleet:
-    """The cluster's machines, or so many nodes of its kind; with `card`, as if they had one such each. Several, with
-    commas between them, are of a node each. `node_price_h` is what one costs, where somebody says so.
+def fleet(
+    settings: Settings, nodes: int = 0, cards: Sequence[str] = (), node_price_h: float = 0.0, model: str = "NAME"
+) -> Fleet:
+    """The cluster's machines, or so many nodes of its kind; with one of `cards`, as if they had one such each, with
+    several, as if each node had one of these. `node_price_h` is what a node costs, where somebody says so.
 
-    Raises LaunchError where the cloud does not say what it has, and for a card that is not known.
+    Raises LaunchError where the cloud does not say what it has.
     """
-    kinds = named_cards(card)
-    if len(kinds) > 1 and nodes not in {0, len(kinds)}:
-        raise LaunchError(f"--card {card} names the cards of {len(kinds)} nodes, and --nodes says {nodes}")
-    nodes = len(kinds) if len(kinds) > 1 else nodes
+    if len(cards) > 1 and nodes not in {0, len(cards)}:
+        raise LaunchError(f"--card {','.join(cards)} names the cards of {len(cards)} nodes, and --nodes says {nodes}")
+    nodes = len(cards) if len(cards) > 1 else nodes
     if settings.is_listed:
         planned_fleet = _listed(settings, nodes)
-    elif card:
+    elif cards:
         planned_fleet = Fleet(nodes or settings.rental.nodes, 1, own=False)
     else:
         try:
@@ -51,8 +52,8 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: floa
             raise LaunchError(f"{error}; to plan without asking the cloud: {ask}; {here}") from error
     if rate := settings.network.line_rate_gbps:
         planned_fleet = replace(planned_fleet, line_rate_gbps=rate)
-    if card and not _has(planned_fleet, kinds):
-        planned_fleet = _as_if(planned_fleet, kinds)
+    if cards and not _has(planned_fleet, cards):
+        planned_fleet = _as_if(planned_fleet, cards)
     return (
         replace(planned_fleet, price_h=node_price_h * planned_fleet.nodes, notes=()) if node_price_h else planned_fleet
     )

@@ -37,7 +37,8 @@ class PlanWish:
     nodes: int = 0
     hours: float = 0.0
     """That the machines are there."""
-    card: str = ""
+    cards: tuple[str, ...] = ()
+    """As `named_cards` gives them: of all nodes, or of one each."""
     line_rate_gbps: float = 0.0
     price_per_hour: float = 0.0
     """Of one node."""
@@ -92,10 +93,10 @@ def plan_question(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQue
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)
-    planned_fleet = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, shlex.quote(typed(recipe)))
+    planned_fleet = fleet(settings, wish.nodes, wish.cards, wish.price_per_hour, shlex.quote(typed(recipe)))
     if wish.line_rate_gbps:
         planned_fleet = replace(planned_fleet, line_rate_gbps=wish.line_rate_gbps, own=False)
-    as_it_is = planned_fleet.own or not (wish.card or wish.line_rate_gbps)
+    as_it_is = planned_fleet.own or not (wish.cards or wish.line_rate_gbps)
     measured = known(settings.name, planned_fleet.head if as_it_is else None)
     at = with_network(machines(settings, planned_fleet, as_it_is, measured, shlex.quote(typed(recipe))))
     faults = folder_faults(settings.models.names, sent_before=planned_fleet.head is not None)
@@ -188,7 +189,7 @@ def _plan(question: PlanQuestion, settings: Iterable[str], nodes: int = 0) -> st
     flags: dict[str, str | float] = {
         "--nodes": nodes or wish.nodes,
         "--hours": wish.hours,
-        "--card": wish.card,
+        "--card": ",".join(wish.cards),
         "--line-rate-gbps": wish.line_rate_gbps,
         "--price-per-hour": wish.price_per_hour,
     }

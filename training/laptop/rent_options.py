@@ -20,7 +20,7 @@ from training.cost.shape import ModelShape, PlanError
 from training.cost.zero import part_misfit
 from training.laptop import data_size, measurements
 from training.laptop.data_size import Size
-from training.laptop.machines import Fleet, card_of, fleet, machines, named_cards
+from training.laptop.machines import Fleet, card_of, fleet, machines
 from training.laptop.measurements import Measurements
 from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import PlanWish, subject
@@ -77,19 +77,18 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
     DataError, LaunchError."""
     if wish.hours:
         raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
-    if "," in wish.card:
-        raise PlanError(f"--card {wish.card}: with --rent all machines are of one kind; name one")
+    if len(wish.cards) > 1:
+        raise PlanError(f"--card {','.join(wish.cards)}: with --rent all machines are of one kind; name one")
     if wish.price_per_hour and not settings.is_listed:
         raise PlanError("--price-per-hour is for listed machines: with --rent the cloud says its prices")
-    wish = replace(wish, card="".join(named_cards(wish.card)))
     shape, size = subject(recipe, wish)
-    stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
+    stands = settings.is_listed and not (wish.cards or wish.line_rate_gbps)
     known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
     offers: tuple[OnOffer, ...] = ()
     notes = (*mixture_notes(shape), *known.notes)
     if settings.is_listed:
         offered = list(_listed(settings, wish, known, shlex.quote(typed(recipe))))
-        notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)
+        notes = (*notes, *fleet(settings, wish.nodes, wish.cards, wish.price_per_hour).notes)
     else:
         try:
             all_offers, remarks = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
@@ -97,7 +96,7 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
             raise LaunchError(str(error)) from error
         offers = tuple(each for each in all_offers if _asked_card(each.machine, wish))
         if not offers:
-            raise PlanError(f"--card {wish.card}: no machine with such cards is offered")
+            raise PlanError(f"--card {''.join(wish.cards)}: no machine with such cards is offered")
         offered, left_out = _offered(settings, wish, offers, known)
         faults = folder_faults(settings.models.names, sent_before=False)
         notes = (*notes, *remarks, *left_out, *data_size.too_small(settings, recipe, shape), *faults)
@@ -171,9 +170,10 @@ def _wanted(kind: InstanceType, recipe: Recipe, wish: PlanWish) -> bool:
 
 def _asked_card(kind: InstanceType, wish: PlanWish) -> bool:
     """Whether its cards are of the kind that is asked for; by its name, where the kind is not known here."""
-    if (its := rates_of(wish.card)) is not None:
+    card = "".join(wish.cards)
+    if (its := rates_of(card)) is not None:
         return its is rates_of(kind.gpu_spec)
-    return wish.card.lower() in (card_of(kind) or "").lower()
+    return card.lower() in (card_of(kind) or "").lower()
 
 
 def _listed(settings: Settings, wish: PlanWish, known: Measurements, model: str) -> Iterator[Offered]:
@@ -181,8 +181,8 @@ def _listed(settings: Settings, wish: PlanWish, known: Measurements, model: str)
     if wish.nodes > most:
         raise PlanError(f"--nodes {wish.nodes}: {most} are listed")
     for count in [wish.nodes] if wish.nodes else range(1, most + 1):
-        planned_fleet = _at_rate(fleet(settings, count, wish.card, wish.price_per_hour, model), wish)
-        its = machines(settings, planned_fleet, not (wish.card or wish.line_rate_gbps), known, model)
+        planned_fleet = _at_rate(fleet(settings, count, wish.cards, wish.price_per_hour, model), wish)
+        its = machines(settings, planned_fleet, not (wish.cards or wish.line_rate_gbps), known, model)
         yield Offered("listed", count, its)
 
 

@@ -27,6 +27,7 @@ with deferred():
         data_view,
         earlier_adapter,
         lost_machines,
+        machines,
         open_cluster,
         plan_options,
         plan_view,
@@ -234,7 +235,8 @@ def plan(
         recipe = start_run.resolve_recipe(model, set or ())
         amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
         there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
-        wish = plan_options.PlanWish(tuple(data or ()), nodes, there_h, card, rate, price, tuple(set or ()), skip_bad)
+        cards, settings = machines.named_cards(card), tuple(set or ())
+        wish = plan_options.PlanWish(tuple(data or ()), nodes, there_h, cards, rate, price, settings, skip_bad)
         if rent:
             choices = rent_options.rent_choices(cluster_toml.load_settings(), recipe, wish)
             (rent_view.print_choices_json if json else rent_view.print_choices)(choices)

@@ -23,6 +23,7 @@ from training.plan.ladder import memory_options
 from training.plan.machines import PlannedMachines, room
 from training.plan.options import Search, choose
 from training.plan.predict import make_plan
+from training.recipe.base import Base
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import LEFT_TO_THE_PLAN, RecipeError
 from training.run.launch import LaunchError
@@ -88,7 +89,7 @@ def test_32b_fits_no_a10_whole_and_72b_no_two_in_stages():
 
 
 def test_where_a_mixture_fits_no_card_the_plan_offers_its_experts_in_four_bits():
-    shape = known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    shape = known_shape(Base.parse("Qwen/Qwen3-30B-A3B-Instruct-2507"))
     choice = choose(shape, load_recipe("qwen3-30b-a3b"), _a10s(1))
     assert choice.chosen is None and choice.reason.endswith("--set base_precision=nf4")
     assert choose(shape, load_recipe("qwen3-30b-a3b", {"base_precision": "nf4"}), _a10s(1)).chosen is not None
@@ -204,7 +205,7 @@ def test_the_layers_shrink_to_a_quarter_and_embedding_and_head_do_not():
 
 def test_a_mixture_of_thirty_billion_is_whole_on_each_of_four_a10s():
     """Its experts count at four bits: 17 GB instead of 61, and 1.2 for a layer's that are unpacked together."""
-    shape = known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    shape = known_shape(Base.parse("Qwen/Qwen3-30B-A3B-Instruct-2507"))
     recipe = load_recipe("qwen3-30b-a3b", {"base_precision": "nf4"})
     assert weight_bytes(shape, recipe) == pytest.approx(16.7e9, rel=0.01)
     whole = STRATEGIES["zero0"].memory(shape, recipe, 4, 2048)
@@ -218,7 +219,7 @@ def test_a_mixture_of_thirty_billion_is_whole_on_each_of_four_a10s():
 
 
 def test_experts_are_unpacked_once_for_a_layers_backward_though_it_is_computed_again():
-    shape = known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    shape = known_shape(Base.parse("Qwen/Qwen3-30B-A3B-Instruct-2507"))
     rates, taken = Rates(40e12, None, 600e9), {}
     for again in (True, False):
         settings = {"base_precision": "nf4", "strategy": "zero0", "global_batch": "1"}

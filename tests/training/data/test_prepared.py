@@ -29,6 +29,7 @@ from training.data.shapes import recognised  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
+from training.recipe.base import Base  # noqa: E402
 from training.recipe.tables import Validation  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -352,7 +353,7 @@ def test_prepare_fills_the_run_folder_and_tells_what_there_is(house):
     assert answer["report"]["records"] + answer["validation"]["records"] == 60
     assert answer["report"]["shape"] == "messages"
     assert answer["model"] == CONFIG
-    assert read_outline(answer["outline"]) == known_shape("built-in:tiny")
+    assert read_outline(answer["outline"]) == known_shape(Base.parse("built-in:tiny"))
     assert answer["disk_free_gib"] > 0
     prepared = run / "data" / "prepared"
     assert open_prepared(prepared / "train").content_hash == answer["report"]["content_hash"]

@@ -26,6 +26,7 @@ from training.plan.facts import (
     slowest_first,
 )
 from training.plan.predict import Plan, make_plan
+from training.recipe.base import Base
 from training.run.launch import Host, Launch
 
 A10, L20, RTX = "NVIDIA A10", "NVIDIA L20", "NVIDIA GeForce RTX 4090"
@@ -147,7 +148,7 @@ def test_a_start_on_two_a10_and_two_4090_shares_the_layers_out_by_speed():
     plan = plan_on(A10_CARD, A10_CARD, RTX_CARD, RTX_CARD)
     assert plan.recipe.strategy == "pipeline" and plan.recipe.pipeline.stages == 4 and not plan.errors
     layers = plan.recipe.pipeline.layers
-    assert sum(layers) == known_shape("Qwen/Qwen2.5-14B-Instruct").layers
+    assert sum(layers) == known_shape(Base.parse("Qwen/Qwen2.5-14B-Instruct")).layers
     assert layers[0] + layers[1] < 0.55 * (layers[2] + layers[3])
     assert plan.predicted["card"] == f"{A10} and {RTX}"
     alike = plan_on(A10_CARD, A10_CARD, A10_CARD, A10_CARD)

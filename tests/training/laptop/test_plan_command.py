@@ -91,8 +91,8 @@ def measured(place, **changes):
     return made
 
 
-def planned_on(place, **wish):
-    return machines.machines(settings_of(place), fleet(settings_of(place), **wish))
+def planned_on(place, card="", **wish):
+    return machines.machines(settings_of(place), fleet(settings_of(place), cards=machines.named_cards(card), **wish))
 
 
 def records(place, count=50, name="data.jsonl"):
@@ -150,9 +150,9 @@ def test_listed_machines_are_planned_with_their_number_price_and_promised_networ
 def test_another_kind_of_card_is_not_charged_at_the_listed_machines_price(place):
     for kinds in ((), ("A10", "A10")):
         with_cards(place, *kinds)
-        found = fleet(settings_of(place), card="H200", nodes=1)
+        found = fleet(settings_of(place), cards=("H200",), nodes=1)
         assert found.price_h is None and found.notes[0].startswith("the price of the listed machines is not taken: ")
-    said = fleet(settings_of(place), card="H200", nodes=2, node_price_h=34.5)
+    said = fleet(settings_of(place), cards=("H200",), nodes=2, node_price_h=34.5)
     assert (said.price_h, said.notes) == (69, ())
 
 
@@ -161,7 +161,7 @@ def test_nodes_that_say_which_cards_they_have_need_no_card_and_get_a_start(place
     assert (planned_on(place).card, fleet(settings_of(place)).own) == ("A10", True)
     (command,) = next_line(place, "--model", "qwen2.5-14b", "--card", "NVIDIA A10")
     assert command == "next: fab train --model qwen2.5-14b"
-    assert not fleet(settings_of(place), card="A100").own
+    assert not fleet(settings_of(place), cards=("A100",)).own
 
 
 def test_nodes_of_several_kinds_are_planned_as_mixed_cards(place):
@@ -314,7 +314,7 @@ def test_a_cloud_that_does_not_answer_leaves_a_way_to_plan(tmp_path, monkeypatch
         "; to plan without asking the cloud: fab plan --model NAME --card A10; "
         "fab train --model NAME --data FILE --here --dry plans on this machine"
     )
-    assert fleet(settings, card="A10").cards == 1
+    assert fleet(settings, cards=("A10",)).cards == 1
 
 
 def test_without_a_tokenizer_tokens_are_estimated_from_the_text_and_said_to_be(place):
@@ -685,7 +685,8 @@ def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):
         "from inventory.settings import load_settings\n"
         "from training.laptop import plan_options, plan_view, start_run\n"
         "recipe = start_run.resolve_recipe('qwen2.5-7b', (), '')\n"
-        "plan_view.print_plan(plan_options.plan_question(load_settings(), recipe, plan_options.PlanWish(card='A10')))\n"
+        "wish = plan_options.PlanWish(cards=('A10',))\n"
+        "plan_view.print_plan(plan_options.plan_question(load_settings(), recipe, wish))\n"
         "print(sorted({'torch', 'deepspeed', 'transformers', 'alibabacloud_ecs20140526'} & set(sys.modules)))"
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -23,6 +23,7 @@ from tests.training.plan.test_measured import RUN
 from training.cost.memory import SPARE
 from training.cost.shape import PlanError
 from training.laptop import rent_options, rent_view
+from training.laptop.machines import named_cards
 from training.laptop.plan_options import PlanWish
 from training.models.names import load_recipe
 from training.plan.calibration import measured_text
@@ -98,12 +99,12 @@ def test_a_card_with_less_memory_than_usual_is_planned_with_what_it_has(cloud):
 
 
 def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
-    choices = looked(wish=PlanWish(card="A100", nodes=2))
+    choices = looked(wish=PlanWish(cards=("A100",), nodes=2))
     assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} == {("a100.one", 2), ("a100.half", 2)}
     with pytest.raises(PlanError, match=r"^--card L20: no machine with such cards is offered$"):
-        looked(wish=PlanWish(card="L20"))
+        looked(wish=PlanWish(cards=("L20",)))
     with pytest.raises(LaunchError, match=r"^--card Z80: nothing is known of it; known: H200, "):
-        looked(wish=PlanWish(card="Z80"))
+        looked(wish=PlanWish(cards=named_cards("Z80")))
 
 
 def more_types(cloud, *types):
@@ -120,7 +121,7 @@ def test_an_a800_is_as_fast_as_an_a100_and_kinds_nobody_knows_the_speed_of_are_n
     rent_view.print_choices(choices)
     said = " ".join(capsys.readouterr().out.split())
     assert note in said and re.search(r"NVIDIA L4 \(from \d+\.\d\d( \w+)? an hour\)", said)
-    alone = looked(wish=PlanWish(card="L4"))
+    alone = looked(wish=PlanWish(cards=("L4",)))
     assert {name for name, _ in named(alone)} == {"l4.one"} and not any("left out" in line for line in alone.notes)
 
 
@@ -129,7 +130,7 @@ def test_a_card_that_is_not_known_here_has_the_memory_that_the_cloud_says(cloud)
     choices = looked(types=("z80.one",))
     (note,) = [line for line in choices.notes if line.startswith("left out")]
     assert note.startswith("left out, as nobody knows how fast they are: NVIDIA Z80 96GB (from ")
-    asked = looked(types=("z80.one",), wish=PlanWish(card="Z80 96GB"))
+    asked = looked(types=("z80.one",), wish=PlanWish(cards=("Z80 96GB",)))
     assert {name for name, _ in named(asked)} == {"z80.one"}
 
 
@@ -138,7 +139,7 @@ def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_che
     (tmp_path / "key").write_text("")
     first, second = NODE.format(k=1).replace("11.73", "20"), NODE.format(k=2).replace("11.73", "2")
     (toml := tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path) + first + second)
-    choices = rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
+    choices = rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(cards=("A10",)))
     assert {way.offered.nodes: way.offered.machines.price_h for way in choices.ways} == {1: 20, 2: 22}
     rent_view.print_choices(choices)
     said = capsys.readouterr().out
@@ -166,7 +167,7 @@ def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path
 
 
 def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
-    rows = looked(load_recipe("qwen2.5-3b"), PlanWish(card="A10")).rows
+    rows = looked(load_recipe("qwen2.5-3b"), PlanWish(cards=("A10",))).rows
     least = min(way.money for way in rows)
     found = rent_options.best(rows, "cheapest")
     assert found.money <= 1.03 * least
@@ -177,7 +178,7 @@ def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
 
 def test_four_bits_are_offered_where_nothing_fits(cloud):
     with pytest.raises(PlanError, match=r"fits none of the machines there are; .* would fit .*base_precision=nf4"):
-        looked(wish=PlanWish(card="A10", nodes=1))
+        looked(wish=PlanWish(cards=("A10",), nodes=1))
 
 
 def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(cloud, capsys, monkeypatch, tmp_path):
@@ -215,7 +216,7 @@ def test_padded_rows_of_many_lengths_are_said_to_be_reckoned_at_worst(cloud, tmp
 def test_the_runs_that_rows_were_corrected_by_are_named(cloud, tmp_path, capsys):
     folder = tmp_path / "runs" / RUN.run_id
     folder.mkdir(parents=True)
-    wish = PlanWish(card="A10", nodes=4)
+    wish = PlanWish(cards=("A10",), nodes=4)
     before = looked(wish=wish).rows[0].option
     (folder / MEASURED).write_text(measured_text(RUN))
     choices = looked(wish=wish)
@@ -392,7 +393,7 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     toml = tmp_path / "cluster.toml"
     toml.write_text(LISTED.format(folder=tmp_path) + "".join(NODE.format(k=k) for k in (1, 2, 3, 4)))
     settings = load_settings(toml)
-    choices = rent_options.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
+    choices = rent_options.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish(cards=("A10",)))
     assert named(choices) == [("listed", 1), ("listed", 2), ("listed", 4)]
     rent_view.print_choices(choices)
     said = capsys.readouterr().out
@@ -404,7 +405,7 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     with pytest.raises(PlanError, match=r"--take cheapest: the machines are listed, there is nothing to rent$"):
         rent_options.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
-        rent_options.rent_choices(settings, load_recipe("qwen2.5-7b"), PlanWish(card="A10", nodes=5))
+        rent_options.rent_choices(settings, load_recipe("qwen2.5-7b"), PlanWish(cards=("A10",), nodes=5))
     toml.write_text(toml.read_text().replace('card = "A10"\n', ""))
     with pytest.raises(LaunchError, match=r"nothing says which cards te1 has.*--model qwen2.5-7b --card A10"):
         rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-7b"), PlanWish())
@@ -420,7 +421,7 @@ def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypa
         LISTED.format(folder=tmp_path) + "".join(node.format(k=k) for k in (1, 2, 3))
     )
     rent_view.print_choices(
-        rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(card="A10"))
+        rent_options.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(cards=("A10",)))
     )
     said = " ".join(capsys.readouterr().out.split())
     assert "3 x listed (A10) take fewer machine-hours than 2 of them" in said and "cheaper than" not in said

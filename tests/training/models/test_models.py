@@ -165,7 +165,7 @@ def test_a_model_gets_a_recipe_that_everything_finds_by_name_and_by_id(recipes, 
     assert "#   fab train --model my-qwen3 --data FILE\n" in text
     recipe = load_recipe(REPO)
     assert recipe_name(REPO) == "my-qwen3" and recipe.base_model.name == REPO and recipe.max_length == 1024
-    assert known_shape(REPO).layers == 2 and known_shape("Qwen/Qwen3-8B").layers == 36
+    assert known_shape(Base.parse(REPO)).layers == 2 and known_shape(Base.parse("Qwen/Qwen3-8B")).layers == 36
     with pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
         adding.new_name(resolve(REPO))
     with pytest.raises(RecipeError, match="--name My: small letters"):

@@ -29,6 +29,7 @@ from training.node import model, nf4, nf4_making  # noqa: E402
 from training.node.adapter.generate import BASE, load_base, reader, speaking, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
 from training.node.checkpoint import CheckpointError, TrainerState, base_model_hash, refuse_other  # noqa: E402
+from training.recipe.base import Base  # noqa: E402
 from training.recipe.recipe import RecipeError  # noqa: E402
 from training.text.files import SUMS  # noqa: E402
 
@@ -268,7 +269,7 @@ def test_a_merge_takes_the_base_as_it_was_before_it_was_rounded(models, tmp_path
 
 
 def test_a_card_that_holds_the_four_bits_is_large_enough_for_their_run():
-    shape = known_shape("Qwen/Qwen2.5-14B-Instruct")
+    shape = known_shape(Base.parse("Qwen/Qwen2.5-14B-Instruct"))
     taken = packing_bytes({"base_precision": "nf4", "shape": asdict(shape)})
     whole = Room(2 * shape.parameters, 22 * 2**30)
     assert whole.too_big and not replace(whole, model_bytes=whole.model_bytes - taken).too_big

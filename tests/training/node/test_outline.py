@@ -19,6 +19,7 @@ from training.models import folder as outline  # noqa: E402
 from training.models.names import load_recipe, recipe_names  # noqa: E402
 from training.node.known_outline import known_outline  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
+from training.recipe.base import Base  # noqa: E402
 from training.recipe.tables import Lora  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -35,7 +36,7 @@ def test_the_outlines_of_all_recipes_are_those_counted_on_what_their_config_json
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_is_counted_of_llamas_and_qwens_is_what_the_formulas_say(name):
-    found, right = known_shape(name), by_formula(configs()[name])
+    found, right = known_shape(Base.parse(name)), by_formula(configs()[name])
     assert found == right
     for lora in (Lora(), Lora(targets=("q_proj", "down_proj"), rank=4), Lora(dora=True, modules_to_save=("lm_head",))):
         assert found.trainable_parameters(lora) == right.trainable_parameters(lora)
@@ -71,7 +72,7 @@ def test_lora_adapts_no_experts_and_no_router_unless_it_is_asked_to():
 def test_a_config_of_a_known_shape_is_not_counted_again_and_one_that_differs_in_anything_that_counts_is():
     config = configs()["Qwen/Qwen3-8B"]
     around = {"rope_theta": 1e7, "max_position_embeddings": 131072, "dtype": "float16", "eos_token_id": 5}
-    assert known_outline(config | around) == known_shape("Qwen/Qwen3-8B")
+    assert known_outline(config | around) == known_shape(Base.parse("Qwen/Qwen3-8B"))
     for other in ({"num_hidden_layers": 37}, {"attention_bias": True}, {"tie_word_embeddings": True}):
         assert known_outline(config | other) is None
     assert known_outline({"model_type": "nobody_knows"}) is None
@@ -126,8 +127,8 @@ def test_what_cannot_be_built_is_said_in_a_sentence(tmp_path):
     ids=str,
 )
 def test_an_outline_that_can_be_of_no_model_is_refused(wrong):
-    right = known_shape("Qwen/Qwen3-8B").to_outline()
-    assert read_outline(json.loads(json.dumps(right))) == known_shape("Qwen/Qwen3-8B")
+    right = known_shape(Base.parse("Qwen/Qwen3-8B")).to_outline()
+    assert read_outline(json.loads(json.dumps(right))) == known_shape(Base.parse("Qwen/Qwen3-8B"))
     with pytest.raises(PlanError, match="outline of a model cannot be read"):
         read_outline(right | wrong)
     with pytest.raises(PlanError, match="outline of a model cannot be read"):

@@ -28,6 +28,7 @@ from training.node.known_outline import known_outline  # noqa: E402
 from training.node.model import causal_model, lora_config, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
 from training.node.strategies.stage import refuse_misfit  # noqa: E402
+from training.recipe.base import Base  # noqa: E402
 from training.recipe.model_types import mixing, types_of, untrainable  # noqa: E402
 from training.recipe.recipe import Recipe, RecipeError  # noqa: E402
 
@@ -175,7 +176,7 @@ def test_a_token_costs_what_the_text_part_does_and_memory_holds_the_rest_too(kin
 
 @pytest.mark.parametrize(("size", "billions"), [("4b", 4.30), ("12b", 12.19), ("27b", 27.43)])
 def test_the_shipped_recipes_have_as_many_parameters_as_their_makers_say(size, billions):
-    shape = known_shape(f"google/gemma-3-{size}-it")
+    shape = known_shape(Base.parse(f"google/gemma-3-{size}-it"))
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.001)
     assert (shape.kind, dict(shape.attends)[1024] > 4 * dict(shape.attends)[0]) == ("gemma3", True)
 
@@ -186,7 +187,7 @@ def test_a_repository_is_known_by_its_settings_whatever_it_says_of_what_no_matri
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     text |= {"sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": eye, "eos_token_id": [1, 106]}
-    assert known_outline(config) == known_shape("google/gemma-3-4b-it")
+    assert known_outline(config) == known_shape(Base.parse("google/gemma-3-4b-it"))
     assert known_outline(config | {"text_config": text | {"intermediate_size": 10241}}) is None
 
 

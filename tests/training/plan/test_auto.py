@@ -22,6 +22,7 @@ from training.plan.facts import Card
 from training.plan.machines import PlannedMachines, Workload, room
 from training.plan.notes import MIXTURES
 from training.plan.predict import decided_again, layout_keys, make_plan
+from training.recipe.base import Base
 from training.recipe.reading import read_recipe, with_changes
 from training.recipe.recipe import LEFT_TO_THE_PLAN, RecipeError
 from training.run.launch import LaunchError
@@ -81,7 +82,7 @@ def test_the_shipped_recipe_on_four_a10_nodes_with_strategy_auto_alone_is_a_pipe
 
 def test_experts_are_not_gathered_over_ethernet_where_stages_hold_them():
     """Thirty thousand million parameters of which a token meets a tenth: gathering all of them takes minutes a step."""
-    ethernet = replace(facts(), shape=known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507"), bytes_per_s=1.7e9)
+    ethernet = replace(facts(), shape=known_shape(Base.parse("Qwen/Qwen3-30B-A3B-Instruct-2507")), bytes_per_s=1.7e9)
     plan = make_plan(load_recipe("qwen3-30b-a3b"), ethernet)
     assert (plan.recipe.strategy, plan.errors, sum(plan.recipe.pipeline.layers)) == ("pipeline", [], 48)
     (time,) = [check for check in plan.checks if check.name == "time"]

@@ -12,6 +12,7 @@ from training.cost.memory import GIB, PROCESS, RESERVED
 from training.cost.shape import known_shape
 from training.models.names import load_recipe
 from training.plan.ladder import ladder_lines, memory_options, needed
+from training.recipe.base import Base
 from training.recipe.reading import with_changes
 from training.recipe.recipe import Recipe
 
@@ -82,7 +83,7 @@ def test_of_a_pipeline_fewer_micro_batches_are_held_and_then_all_layers_computed
 
 
 def test_stages_stay_stages_in_four_bits():
-    shape = known_shape("Qwen/Qwen2.5-32B-Instruct")
+    shape = known_shape(Base.parse("Qwen/Qwen2.5-32B-Instruct"))
     rungs = memory_options(load_recipe("qwen2.5-32b", {"strategy": "pipeline"}), shape, 2, 2048, cards=True)
     before, four = next(pair for pair in pairwise(rungs) if pair[1].settings == ("base_precision=nf4",))
     assert four.leaves_gib < 22 < before.leaves_gib
