@@ -115,7 +115,7 @@ class Build:
         """Every record in its order. DataError where they are not all of one shape, which the goal learns from."""
         files = self.files or data_files(source)
         work = partial(encoded, encoder=self.encoder, recipe=self.recipe)
-        pieces = in_order(work, together(raws(files)), 1 if self.most else processes_for(files))
+        pieces = in_order(work, together(raws(files), self.most), 1 if self.most else processes_for(files))
         validation, number = held_out(self.statistics.expected, self.recipe.seed, self.recipe.validation), 0
         for one in chain.from_iterable(pieces):
             if one.shape:

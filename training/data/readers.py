@@ -42,7 +42,7 @@ Source = Path | tuple[Path, ...]
 Raw = tuple[str, Any]
 """Where ("line 3") and what: the parsed value, or the BadRecord it gave."""
 TOGETHER = 256
-"""Records of a piece, which is worked on at once."""
+"""Records of a piece, which is worked on at once; of fewer that are wanted, all."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def raws(files: Iterable[Path]) -> Iterator[Raw]:
     return ((f"{file} {place}", value) for file in files for place, value in raw(file))
 
 
-def together(raws: Iterable[Raw]) -> Iterator[list[Raw]]:
+def together(raws: Iterable[Raw], most: int | None = None) -> Iterator[list[Raw]]:
     """Piece after piece; where nothing more can be read, its DataError stands last, in place of a value."""
 
     def to_the_end() -> Iterator[Raw]:
@@ -259,7 +259,7 @@ def together(raws: Iterable[Raw]) -> Iterator[list[Raw]]:
             yield "", error
 
     left = to_the_end()
-    while piece := list(islice(left, TOGETHER)):
+    while piece := list(islice(left, min(most or TOGETHER, TOGETHER))):
         yield piece
 
 
