@@ -42,7 +42,7 @@ Source = Path | tuple[Path, ...]
 Raw = tuple[str, Any]
 """Where ("line 3") and what: the parsed value, or the BadRecord it gave."""
 TOGETHER = 256
-"""Records of a piece, which is worked on at once; of fewer that are wanted, all."""
+"""Records of a piece, which is worked on at once."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ def raws(files: Iterable[Path]) -> Iterator[Raw]:
 
 
 def together(raws: Iterable[Raw], most: int | None = None) -> Iterator[list[Raw]]:
-    """Piece after piece; where nothing more can be read, its DataError stands last, in place of a value."""
+    """Piece after piece, of `most` records each at most; where nothing more can be read, its DataError stands last, in
+    place of a value."""
 
     def to_the_end() -> Iterator[Raw]:
         try:
