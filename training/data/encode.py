@@ -19,7 +19,7 @@ import numpy as np
 from training.data.answers import Answers, Rendered
 from training.data.probe import words_of
 from training.data.sample import IGNORED, BadRecord, DataError, Sample
-from training.data.shapes import Record, speaks
+from training.data.shapes import CHOSEN, REJECTED, Record, speaks
 from training.data.template import ChatTemplate, Span, special_tokens
 from training.data.turns import Turn
 
@@ -106,18 +106,12 @@ class Encoder:
             self._answers[key] = Answers(ChatTemplate(self.tokenizer, args), self.train_on == "all", self.max_length)
         return self._answers[key]
 
-    def tokenised(self, rendered: Sequence[Rendered]) -> list[Any]:
-        """What the tokenizers library makes of their texts. It lets go of Python meanwhile: other work may go on."""
-        encoded: list[Any] = self.tokenizer.backend_tokenizer.encode_batch(
-            [one.text for one in rendered], add_special_tokens=False
-        )
-        return encoded
-
-    def samples(self, rendered: Sequence[Rendered], tokenised: Sequence[Any] | None = None) -> list[tuple[Sample, int]]:
-        """A sample for each text, and how many tokens had to be cut off it for `max_length`. `tokenised`: what
-        `tokenised` gave for them."""
+    def samples(self, rendered: Sequence[Rendered]) -> list[tuple[Sample, int]]:
+        """A sample for each text, and how many tokens had to be cut off it for `max_length`."""
+        texts = [one.text for one in rendered]
+        tokenised = self.tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         samples = []
-        for one, encoded in zip(rendered, self.tokenised(rendered) if tokenised is None else tokenised, strict=True):
+        for one, encoded in zip(rendered, tokenised, strict=True):
             ids = tokens = encoded.ids
             labels = _labels(tokens, encoded.offsets, one.spans)
             if one.plain:
@@ -146,7 +140,7 @@ def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) 
     return labels
 
 
-SIDES = ("chosen", "rejected")
+SIDES = (CHOSEN, REJECTED)
 
 
 def rendered(encoder: Encoder, record: Record) -> list[Rendered]:

@@ -50,7 +50,9 @@ def in_order(work: Callable[[Piece], Result], pieces: Iterable[Piece], processes
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise DataError("a process that read the data was killed; mostly the memory of the machine is full") from error
+        raise DataError(
+            "a process that was reading the data was killed, probably because the machine ran out of memory"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

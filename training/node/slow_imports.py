@@ -4,20 +4,18 @@ Half a million objects are made that stay, and at its usual pace the collector l
 third of the seconds of such an import. Importing this module, before any other (pyproject.toml sees to that), makes the
 pace slower; `all_imported` sets it back, and what is there by then is never looked at again.
 
-What nothing here uses is not imported at all: torch's compiler, which DeepSpeed and others load for functions they
-mark, and the packages named in SPOTUNE_WITHOUT, which are as if they were not installed.
+What nothing here uses is not imported at all: torch's compiler, which DeepSpeed and bitsandbytes would load, and the
+packages that the environment says to hide (training/text/hidden.py).
 """
 
 import gc
 import os
 
-from training.text.hidden import hide
+from training.text.hidden import VARIABLE, hide
 
 USUAL = gc.get_threshold()
 MADE = 100_000
 """Objects made between two looks at the youngest of them; usually 700."""
-WITHOUT = "SPOTUNE_WITHOUT"
-"""In the environment: names of packages, with blanks between them."""
 
 gc.set_threshold(MADE, *USUAL[1:])
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -29,7 +27,7 @@ def without_torch() -> None:
     hide("torch")
 
 
-hide(*os.environ.get(WITHOUT, "").split())
+hide(*os.environ.get(VARIABLE, "").split())
 
 
 def all_imported() -> None:

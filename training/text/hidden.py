@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 
+VARIABLE = "SPOTUNE_WITHOUT"
+"""In the environment of a program: the packages that it hides, with blanks between them."""
 HIDDEN: set[str] = set()
 """They are as if they were not installed, for this process alone."""
 

@@ -24,9 +24,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
+from training.recipe.tables import NF4
 from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakable
 from training.run.folder import LAUNCH, RECIPE
 from training.run.launch import env_on_node, left_out, parse_launch
+from training.text.hidden import VARIABLE
 from training.text.problems import FINISHED, STOPPED
 
 NODE_FILE = Path("/etc/spotune/node.json")
@@ -59,8 +61,8 @@ def environment_of(run_dir: Path) -> dict[str, str]:
     if (dropped := left_out(launch, os.environ)) and os.environ["LOCAL_RANK"] == "0":
         print("of this node's environment its ranks do not get", *dropped, flush=True)
     recipe = run_dir / RECIPE
-    if recipe.exists() and tomllib.loads(recipe.read_text(encoding="utf-8")).get("base_precision") != "nf4":
-        env["SPOTUNE_WITHOUT"] = "bitsandbytes"  # PEFT would import it, seconds of each start
+    if recipe.exists() and tomllib.loads(recipe.read_text(encoding="utf-8")).get("base_precision") != NF4:
+        env[VARIABLE] = "bitsandbytes"  # PEFT would import it, which takes a second or two
     if not NODE_FILE.exists():
         return env
     # gloo takes its interface from the environment only; the deploy found it and wrote it down
