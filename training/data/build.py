@@ -8,8 +8,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import chain
@@ -20,18 +19,19 @@ from training.data.encode import Encoder
 from training.data.encoded import Encoded, encoded
 from training.data.look.content import LOOK, surveyed
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
-from training.data.readers import Source, called, data_files, data_sha256, mixed, raws, together
+from training.data.readers import mixed, raws, together
 from training.data.report import DataReport
 from training.data.sample import Bad, DataError, NothingLeftError
+from training.data.source import Data, data_sha256
 from training.data.statistics import DataStatistics
 from training.data.survey import quiet, survey
 from training.data.template import generation_ends
 from training.data.workers import in_order, processes_for
 from training.recipe.recipe import Recipe
 from training.recipe.tables import Validation
-from training.text.files import drop_unused, half_made, mark_used
+from training.text.files import drop_unused, half_made, mark_used, sha256_of
 
-VERSION = 10
+VERSION = 11
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TRAIN, VALIDATION = "train", "validation"
 DECIDING = ("transformers", "tokenizers", "jinja2")
@@ -47,13 +47,13 @@ def held_out(records: int, seed: int, validation: Validation) -> frozenset[int]:
     return frozenset(heapq.nsmallest(validation.held_out(records), range(records), key=draw))
 
 
-def content_hash(source: Path, tokenizer: Any, recipe: Recipe) -> str:
+def content_hash(data_hash: str, tokenizer: Any, recipe: Recipe) -> str:
     """What the prepared data are made from: the same hash, the same arrays. Of the tokenizer it takes what was loaded,
     as the same files make another one under another class or version."""
     made_from = {
         "version": VERSION,
         "packages": {name: metadata.version(name) for name in DECIDING},
-        "data": data_sha256(source),
+        "data": data_hash,
         "tokenizer": {
             "class": type(tokenizer).__name__,
             "does": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
@@ -88,14 +88,12 @@ class Build:
     folder: Path
     bad: Bad
     statistics: DataStatistics
-    files: Sequence[Path] = ()
-    """Of the data, where not all are to be read."""
     most: int | None = None
     """Of the good records the first so many alone."""
     shape: str = ""
     teaches_end: bool = False
 
-    def run(self, source: Source, content: str) -> dict[str, DataReport]:
+    def run(self, data: Data, content: str) -> dict[str, DataReport]:
         """The report of each part. DataError where there are bad records, unless they are skipped, or nothing to learn
         from."""
         parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
@@ -103,19 +101,18 @@ class Build:
             part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.is_dpo)
             for part in parts
         }
-        self._take_all(source)
+        self._take_all(data)
         self.bad.refuse(sum(writer.records for writer in self._writers.values()))
         for part, writer in self._writers.items():
             if not writer.samples:
-                raise NothingLeftError(self._nothing(source, part, writer))
+                raise NothingLeftError(self._nothing(data.name, part, writer))
         facts = self._facts(content)
         return {part: writer.finish(facts) for part, writer in self._writers.items()}
 
-    def _take_all(self, source: Source) -> None:
+    def _take_all(self, data: Data) -> None:
         """Every record in its order. DataError where they are not all of one shape, which the goal learns from."""
-        files = self.files or data_files(source)
         work = partial(encoded, encoder=self.encoder, recipe=self.recipe)
-        pieces = in_order(work, together(raws(files), self.most), 1 if self.most else processes_for(files))
+        pieces = in_order(work, together(raws(data.files), self.most), 1 if self.most else processes_for(data.files))
         validation, number = held_out(self.statistics.expected, self.recipe.seed, self.recipe.validation), 0
         for one in chain.from_iterable(pieces):
             if one.shape:
@@ -145,8 +142,8 @@ class Build:
             writer.add(sample)
         self.teaches_end = self.teaches_end or one.teaches_end
 
-    def _nothing(self, source: Source, part: str, writer: Writer) -> str:
-        name, fraction = called(source), self.recipe.validation.fraction
+    def _nothing(self, name: str, part: str, writer: Writer) -> str:
+        fraction = self.recipe.validation.fraction
         if part == VALIDATION and not writer.records:
             why = "there is 1 alone" if self.statistics.expected < 2 else "those held out are bad"
             reason = f"validation.fraction {fraction:g} leaves no record for validation, as {why}"
@@ -174,9 +171,10 @@ class Build:
         }
 
 
-def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: Bad) -> Path:
+def cached(data: Data, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: Bad) -> Path:
     """The folder in `cache` that holds the prepared data, made where it is missing or damaged."""
-    content = content_hash(source, encoder.tokenizer, recipe)
+    digests = {path: sha256_of(path) for path, _ in data.files}
+    content = content_hash(data_sha256(data.source, digests.__getitem__), encoder.tokenizer, recipe)
     entry = cache / content
     drop_unused(other for other in cache.glob("*") if other != entry)
     if entry.exists():
@@ -187,8 +185,10 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     fresh = half_made(entry)
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        data_survey = survey(source, quiet)
-        Build(encoder, recipe, fresh, bad, DataStatistics(data_survey.records, 0, quiet)).run(source, content)
+        data_survey = survey(data, quiet)
+        Build(encoder, recipe, fresh, bad, DataStatistics(data_survey.records, 0, quiet)).run(data, content)
+        files = (replace(file, sha256=digest) for file, digest in zip(data_survey.files, digests.values(), strict=True))
+        data_survey = replace(data_survey, files=tuple(files))
         (fresh / LOOK).write_text(surveyed(data_survey, bad.skip).text() + "\n", encoding="utf-8")
         try:
             fresh.rename(entry)

@@ -28,7 +28,7 @@ def rows(file: Path) -> Iterator[tuple[str, Any]]:
         lines = (line.decode("utf-8", "surrogateescape") for line in iter(lambda: stream.readline(FIELD_LIMIT), b""))
         first = next(lines, "")
         reader = csv.reader(chain([first], lines), delimiter=_delimiter(file, first), strict=True)
-        header = _header(file, reader)
+        header = _header(reader)
         while True:
             place = f"line {reader.line_num + 1}"
             try:
@@ -48,14 +48,14 @@ def _delimiter(file: Path, first: str) -> str:
     return next((s for s in (own, ",", ";", "\t") if is_known([n.strip().strip('"') for n in first.split(s)])), own)
 
 
-def _header(file: Path, reader: Iterator[list[str]]) -> list[str]:
+def _header(reader: Iterator[list[str]]) -> list[str]:
     try:
         names = [name.strip() for name in next(reader, [])]
         refuse_repeated(list(filter(None, names)))
     except (csv.Error, BadRecord) as error:
-        raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
+        raise DataError(f"line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
-        raise DataError(f"{file}: its header is {', '.join(names)}; spotune needs the columns of {known_shapes()}")
+        raise DataError(f"its header is {', '.join(names)}; spotune needs the columns of {known_shapes()}")
     return names
 
 

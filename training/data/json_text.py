@@ -200,6 +200,6 @@ def values(file: Path) -> Iterator[Any]:
             if text.next_mark():
                 raise text.wrong("Extra data")
         except (RecursionError, MemoryError) as error:
-            raise DataError(f"{file}: nested too deeply") from error
+            raise DataError("nested too deeply") from error
         except ValueError as error:  # also a number of more digits than Python turns into one
-            raise DataError(f"{file}: not JSON: {error}") from error
+            raise DataError(f"not JSON: {error}") from error

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.readers import raw
+from training.data.readers import raws
 from training.data.sample import BadRecord
 from training.data.shapes import question_of
+from training.data.source import DataFile
 from training.text.problems import AdapterError
 
 Question = dict[str, Any]
@@ -54,7 +55,7 @@ def read_questions(path: Path) -> list[Question]:
     that cannot be read."""
     if path.is_file() and not path.stat().st_size:
         raise AdapterError(f"{path} asks nothing: a line is an object with prompt or messages")
-    return [_question(f"{path} {place}", value) for place, value in raw(path)]
+    return [_question(where, value) for where, value in raws([DataFile(path, str(path))])]
 
 
 def _question(at: str, value: Any) -> Question:

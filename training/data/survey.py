@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from training.data.readers import Raw, Source, data_files, raw, together
+from training.data.readers import Raw, raw, together
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.source import Data, DataFile
 from training.data.workers import in_order, processes_for
 from training.text.counts import many
 
@@ -34,6 +34,8 @@ class FileSurvey:
     bad: int
     trouble: str = ""
     """Why the file as a whole cannot be read; empty where it can."""
+    sha256: str = ""
+    """Of its bytes; empty where nobody asked for it."""
 
     @property
     def records(self) -> int:
@@ -65,9 +67,9 @@ class Survey:
         return counts
 
     @property
-    def readable(self) -> tuple[Path, ...]:
-        """The files whose records have the shape that most have, and no other."""
-        return tuple(Path(file.name) for file in self._alike)
+    def readable(self) -> frozenset[str]:
+        """The names of the files whose records have the shape that most have, and no other."""
+        return frozenset(file.name for file in self._alike)
 
     @property
     def readable_records(self) -> int:
@@ -98,7 +100,7 @@ class Survey:
 class PieceSurvey(NamedTuple):
     """What some records of a file are."""
 
-    file: Path
+    file: DataFile
     shapes: Counter[str]
     bad: list[tuple[str, str]]
     """Where, and why."""
@@ -106,13 +108,13 @@ class PieceSurvey(NamedTuple):
     trouble: str
 
 
-def survey(source: Source, tell: Tell) -> Survey:
-    """Read every record once. DataError where there is no data file."""
-    files = data_files(source)
+def survey(data: Data, tell: Tell) -> Survey:
+    """Read every record once."""
+    files = data.files
     pieces = ((file, piece) for file in files for piece in together(raw(file)))
     bad, ignored = Bad(skip=True, most=MOST_BAD), set[str]()
-    shapes: dict[Path, Counter[str]] = {file: Counter() for file in files}
-    bad_in, trouble = Counter[Path](), dict[Path, str]()
+    shapes: dict[DataFile, Counter[str]] = {file: Counter() for file in files}
+    bad_in, trouble = Counter[DataFile](), dict[DataFile, str]()
     done = told = 0
     for seen in in_order(_seen, pieces, processes_for(files)):
         shapes[seen.file].update(seen.shapes)
@@ -126,13 +128,13 @@ def survey(source: Source, tell: Tell) -> Survey:
             tell("reading", told := done)
     tell("reading", done)
     surveyed = tuple(
-        FileSurvey(str(file), file.stat().st_size, dict(shapes[file]), bad_in[file], trouble.get(file, ""))
+        FileSurvey(file.name, file.path.stat().st_size, dict(shapes[file]), bad_in[file], trouble.get(file, ""))
         for file in files
     )
     return Survey(surveyed, bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
 
 
-def _seen(piece: tuple[Path, list[Raw]]) -> PieceSurvey:
+def _seen(piece: tuple[DataFile, list[Raw]]) -> PieceSurvey:
     file, raws = piece
     seen = PieceSurvey(file, Counter(), [], set(), "")
     for place, value in raws:
@@ -143,7 +145,7 @@ def _seen(piece: tuple[Path, list[Raw]]) -> PieceSurvey:
             seen.shapes[record.shape] += 1
             seen.ignored.update(record.ignored)
         except BadRecord as error:
-            seen.bad.append((f"{file} {place}", str(error)))
+            seen.bad.append((f"{file.name} {place}", str(error)))
     return seen
 
 

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from ctypes import CDLL
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, TypeVar
 
 from training.data.sample import DataError
+from training.data.source import DataFile
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -27,9 +27,9 @@ _work: Callable[[Any], Any]
 """In a process of these: what it does with each piece."""
 
 
-def processes_for(files: Sequence[Path]) -> int:
+def processes_for(files: Sequence[DataFile]) -> int:
     """How many are worth it. Elsewhere than on Linux what is loaded here may not work in a copy of this process."""
-    if sys.platform != "linux" or sum(file.stat().st_size for file in files) < WORTH:
+    if sys.platform != "linux" or sum(file.path.stat().st_size for file in files) < WORTH:
         return 1
     return min(len(os.sched_getaffinity(0)), MOST)
 

@@ -26,7 +26,7 @@ from training.models.lock import LOCK, disagreement, read_pins
 from training.models.names import name_of_folder
 from training.recipe.base import TINY, Base
 from training.recipe.recipe import Recipe, RecipeError
-from training.run.folder import MODEL_RECORD, MODEL_SUMS, is_run_id, was_made_in
+from training.run.folder import MODEL_RECORD, MODEL_SUMS, run_of, was_made_in
 from training.run.launch import ENV_FOLDER, Launch, LaunchError
 from training.text.counts import size_text
 from training.text.files import (
@@ -234,20 +234,20 @@ def _make_tiny(folder: Path, python: str) -> None:
 
 def made_by(folder: Path) -> str:
     """The command that makes a folder of a run that is there; empty of any other folder."""
-    run = folder.parent
-    if not (is_run_id(run.name) and run.is_dir()):
+    run_id = run_of(folder)
+    if not (run_id and folder.parent.is_dir()):
         return ""
-    here = was_made_in(run.absolute())
+    here = was_made_in(folder.parent.absolute())
     if folder.name == MERGED:
-        return f"; fab merge --run {run.name} {'--here' if here else '--fetch'} makes it"
+        return f"; fab merge --run {run_id} {'--here' if here else '--fetch'} makes it"
     if folder.name == "model":
-        return f"; fab fetch --run {run.name}{' --here' * here} brings it, where that run trained the whole model"
+        return f"; fab fetch --run {run_id}{' --here' * here} brings it, where that run trained the whole model"
     return ""
 
 
 def is_merged(folder: Path) -> bool:
     """Whether it is called as a run's merged model is."""
-    return folder.name == MERGED and is_run_id(folder.parent.name)
+    return folder.name == MERGED and bool(run_of(folder))
 
 
 def model_gone(run_id: str, file: Path) -> str:

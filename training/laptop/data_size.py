@@ -24,9 +24,10 @@ from training.data.hub import HubDataSet
 from training.data.look.take import load_tokenizer
 from training.data.prepared import pack
 from training.data.probe import words_of
-from training.data.readers import Source, given, none_in, records
+from training.data.readers import none_in, records
 from training.data.sample import CURE, Bad, DataError, NothingLeftError
 from training.data.shapes import Record, refuse_other_goal
+from training.data.source import Data, data_of, given
 from training.data.statistics import DataStatistics
 from training.data.survey import quiet
 from training.laptop.models.small_files import CONFIG, TOKENIZER
@@ -69,32 +70,32 @@ def size_of(data: Sequence[str], recipe: Recipe, skip_bad: bool = False) -> Size
     if isinstance(source, HubDataSet):
         raise DataError(f"--data {source}: a data set of the Hub is counted on the head; leave it out, or name a file")
     if source:
-        return _counted(source, recipe, skip_bad)
+        return _counted(data_of(source), recipe, skip_bad)
     if recipe.base_model != TINY:
         return None
     with tempfile.TemporaryDirectory() as folder:
         tiny.write_data(path := Path(folder) / "train.jsonl", recipe.goal)
-        return _counted(path, recipe)
+        return _counted(data_of(path), recipe)
 
 
-def _counted(source: Source, recipe: Recipe, skip_bad: bool = False) -> Size:
+def _counted(data: Data, recipe: Recipe, skip_bad: bool = False) -> Size:
     bad = Bad(skip_bad, cure=CURE)
     sizes: list[tuple[int, int]] = []
-    for _, record in records(source, bad):
+    for _, record in records(data, bad):
         refuse_other_goal(record.shape, recipe.goal)
         sides = [record, *([record.rejected] if record.rejected else [])]
         size = sum(len(text.encode()) + 1 for side in sides for text in _texts(side))
         sizes.append((size, sum(len(side.turns) for side in sides)))
     bad.refuse(len(sizes))
     if not sizes:
-        raise none_in(source, bad)
+        raise none_in(data, bad)
     home = home_of(recipe)
     if missing() or (home is None and recipe.base_model != TINY):
         return _estimated(sizes, recipe, bad)
-    return _tokenised(source, sizes, recipe, bad, loaded(home)[0])
+    return _tokenised(data, sizes, recipe, bad, loaded(home)[0])
 
 
-def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad, tokenizer: Any) -> Size:
+def _tokenised(data: Data, sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad, tokenizer: Any) -> Size:
     """By a run's own preparation, of the first records where the text is long."""
     read = list(accumulate(size for size, _ in sizes))
     truncated = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
@@ -105,7 +106,7 @@ def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe,
     with tempfile.TemporaryDirectory() as folder:
         build = Build(encoder, recipe, Path(folder), its, DataStatistics(first, 0, quiet), most=first)
         try:
-            report = build.run(source, content="")[TRAIN]
+            report = build.run(data, content="")[TRAIN]
         except NothingLeftError:
             if first == len(sizes):
                 raise

@@ -6,13 +6,13 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -23,9 +23,9 @@ from training.data.hub import HubDataSet, download
 from training.data.look.content import Look, look_from, remarks, surveyed
 from training.data.look.shown import Piece, ShownSample
 from training.data.look.take import look_into
-from training.data.readers import Source, can_check_here, given, ignored_files_note
 from training.data.report import DataReport
 from training.data.sample import DataError
+from training.data.source import Source, can_check_here, data_of, given, ignored_files_note
 from training.data.statistics import Lengths
 from training.data.survey import FileSurvey, Tell, survey
 from training.laptop import data_size, new_run, preparing
@@ -111,16 +111,17 @@ def _look(question: Question, training_data: TrainingData, now: datetime, tell: 
     home = data_size.home_of(question.recipe) if question.recipe else None
     lacks = _lacks(question, home)
     source = _source(question, training_data, bool(lacks))
-    overview = survey(source, tell) if source and can_check_here(source) else None
+    data = data_of(source) if source and can_check_here(source) else None
+    overview = survey(data, tell) if data else None
     if question.recipe is None and overview is None:
         raise DataError(f"{question.flags.strip()} is looked at on the head: say --model NAME")
     if overview and (question.recipe is None or (overview.refused and (lacks or not overview.readable))):
         return surveyed(overview, question.skip_bad)
     assert question.recipe
-    if not lacks and source and overview:
+    if not lacks and data and overview:
         tokenizer, config = data_size.loaded(home)
         return look_into(
-            source,
+            data,
             overview,
             question.recipe,
             tokenizer,
@@ -178,7 +179,7 @@ def _on_head(cluster: Session, question: Question, training_data: TrainingData, 
     with new_run.new_run_folder(cluster.head, KIND, now) as run_id:
         launch = cluster.launch(run_id, "training.node.look")
         find_base_model(cluster.head, question.recipe, launch, cluster.models)
-        new_run.upload_new_run(cluster.head, launch, {RECIPE: question.recipe.to_toml(), **training_data.files})
+        new_run.upload_new_run(cluster.head, launch, {RECIPE: question.recipe.to_toml(), **training_data.shipped})
         arguments = [
             "--run",
             launch.run_dir,
@@ -190,19 +191,9 @@ def _on_head(cluster: Session, question: Question, training_data: TrainingData, 
         with cluster.head.talk(command) as program:
             for message in program.messages():
                 if "look" in message:
-                    names = training_data.names(launch.run_dir) or {message["source"]: question.data[0]}
-                    return look_from(_named(message["look"], names))
+                    return look_from(message["look"])
                 tell(str(message["doing"]), int(message["records"]))
     raise DataError(f"{question.flags.strip()}: the head looked at them and told nothing")
-
-
-def _named(value: Any, names: Mapping[str, str]) -> Any:
-    """The same with the user's own name for the data in all texts that name where they lay on the head."""
-    if isinstance(value, str):
-        return preparing.renamed(value, names)
-    if isinstance(value, dict):
-        return {key: _named(inner, names) for key, inner in value.items()}
-    return [_named(inner, names) for inner in value] if isinstance(value, list) else value
 
 
 PLAIN_EVERY_S = 10.0

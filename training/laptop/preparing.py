@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,6 @@ class DataRequest:
     skip_bad: bool = False
     from_hub: bool = False
     """The data are downloaded on the head."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What its user calls each file, by its name on the head."""
 
 
 def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
@@ -61,18 +59,11 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
         try:
             return within(PREPARE_S, program.answer)
         except ProgramRefused as error:
-            raise DataError(renamed(str(error), order.names)) from error
+            raise DataError(str(error)) from error
         except ProgramError as error:
             raise HeadError(f"preparing the data: {error}") from error
         except TimeoutError as error:
             raise HeadError(f"preparing the data on {head.name}: {error}") from error
-
-
-def renamed(text: str, names: Mapping[str, str]) -> str:
-    """What the head says, with its user's names for the files."""
-    for remote_name, own in names.items():
-        text = text.replace(remote_name, own)
-    return text
 
 
 def order_of(head: Head, run_dir: str) -> DataRequest:

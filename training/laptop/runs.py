@@ -94,7 +94,7 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
     """The run asked for, else the newest one (of a recipe). Raises LaunchError where there is none."""
     known = [seen.run_id for seen in all_runs(head)]
     if run_id is not None:
-        if not is_run_id(run_id) or run_id not in known:
+        if run_id not in known:
             newest = f"the newest of {len(known)}" if len(known) > MOST_NAMED else "known"
             named = ", ".join(known[-MOST_NAMED:]) or "none"
             raise LaunchError(f"no run {run_id!r} on {head.name}; {newest}: {named}")
@@ -141,7 +141,7 @@ def with_checkpoint(head: Head) -> frozenset[str]:
         f"cd {shlex.quote(str(head.runs))} 2>/dev/null && ls -d */{CHECKPOINTS}/step-* 2>/dev/null; true"
     )
     paths = [line.split("/") for line in listed.splitlines()]
-    return frozenset(run_id for run_id, _, name in paths if checkpoint_steps([name]))
+    return frozenset(run_id for run_id, _, name in paths if is_run_id(run_id) and checkpoint_steps([name]))
 
 
 def is_training(run_id: str) -> bool:

@@ -17,18 +17,10 @@ from inventory.shown import shown
 from training.cost.shape import PlanError
 from training.data.file_names import NAMES, names_text
 from training.data.hub import POINTER, HubDataSet
-from training.data.readers import (
-    DataSummary,
-    Source,
-    called,
-    can_check_here,
-    check,
-    given,
-    ignored_files_note,
-    placed,
-)
+from training.data.readers import DataSummary, check
 from training.data.sample import CURE, DataError
 from training.data.shapes import refuse_other_goal
+from training.data.source import Source, can_check_here, given, ignored_files_note, placed
 from training.laptop import attach, head_node, new_run, preparing, rental
 from training.laptop.base_model import find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
@@ -151,13 +143,11 @@ class TrainingData:
     def from_hub(self) -> bool:
         return self.dataset is not None
 
-    def names(self, run_dir: str) -> dict[str, str]:
-        """What the user calls the files that the head has in `run_dir`, by their names there; longer ones first, as one
-        may begin with another."""
-        own = {f"{run_dir}/{place}": str(file) for place, file in self.files.items() if isinstance(file, Path)}
-        if self.source and f"{run_dir}/{TRAIN}" not in own:
-            own[f"{run_dir}/{TRAIN}"] = called(self.source)
-        return dict(sorted(own.items(), key=lambda item: -len(item[0])))
+    @property
+    def shipped(self) -> dict[str, Path | str]:
+        """The files, with what the user calls them."""
+        names = {f"data/{NAMES}": names_text(self.files, self.source, "data/")} if self.source else {}
+        return {**self.files, **names}
 
 
 @contextmanager
@@ -257,14 +247,11 @@ def _prepare_start(
     print(f"{run_id}: {records}, {ranks}", flush=True)
     if training_data.source and (aside := ignored_files_note(training_data.source)):
         print(shown(aside), flush=True)
-    names = {f"data/{NAMES}": names_text(training_data.files)}
-    new_run.upload_new_run(head, launch, {RECIPE: recipe.to_toml(), **base.files, **training_data.files, **names})
+    new_run.upload_new_run(head, launch, {RECIPE: recipe.to_toml(), **base.files, **training_data.shipped})
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
-    wanted = preparing.DataRequest(
-        training_data.skip_bad, training_data.dataset is not None, training_data.names(launch.run_dir)
-    )
+    wanted = preparing.DataRequest(training_data.skip_bad, training_data.from_hub)
     plan = plan_run(cluster, launch, recipe, wanted, nodes, dry=dry, anyway=anyway, named=named)
     if dry:
         return None

@@ -19,7 +19,7 @@ from training.recipe.recipe import Recipe
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError, whole_tensors
 from training.run.evaluations import measured_on, read_evaluations
-from training.run.folder import LAUNCH, LOCAL_RUNS, METRICS, MODEL_SUMS, RECIPE, is_run_id, parse_metrics
+from training.run.folder import LAUNCH, LOCAL_RUNS, METRICS, MODEL_SUMS, RECIPE, parse_metrics, run_of
 from training.run.history import stages_of
 from training.text.catalogue import ENGLISH, Say
 from training.text.counts import many
@@ -54,8 +54,7 @@ def base_name(base: Base) -> str:
 
 def _merged_by(base: Base) -> str:
     """The run whose folder the base model lies in; empty for any other one."""
-    run_id = base.folder.parent.name if base.folder else ""
-    return run_id if is_run_id(run_id) else ""
+    return run_of(base.folder) if base.folder else ""
 
 
 @dataclass(frozen=True)

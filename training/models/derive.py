@@ -18,7 +18,7 @@ from training.cost.strategies import cost_of
 from training.recipe.base import Base
 from training.recipe.recipe import LEANEST, SIMPLEST, Recipe
 from training.recipe.tables import NF4
-from training.run.folder import is_run_id, recipe_of
+from training.run.folder import recipe_of, run_of
 from training.text.counts import decimals
 
 NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
@@ -58,8 +58,8 @@ class Source:
     def name(self) -> str:
         """Its own, as a recipe's may be; of a run's merged model that of the run's recipe, by which it is known."""
         folder = self.base.folder
-        if folder and folder.name == MERGED and is_run_id(folder.parent.name):
-            return f"{recipe_of(folder.parent.name)}-{MERGED}"
+        if folder and folder.name == MERGED and (run_id := run_of(folder)):
+            return f"{recipe_of(run_id)}-{MERGED}"
         return self.base.own_name
 
 

@@ -47,10 +47,10 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     model_dir = models / recipe.model_dir
     config, tokenizer = read_config(model_dir), load_tokenizer(model_dir)
     all_imported()
-    source = raw_data(run / "data", models.parent / "cache" / "datasets")
-    data_survey = survey(source, tell)
-    look = look_into(source, data_survey, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)
-    attached.tell(look=json.loads(look.text()), source=str(source))
+    data = raw_data(run / "data", models.parent / "cache" / "datasets")
+    data_survey = survey(data, tell)
+    look = look_into(data, data_survey, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)
+    attached.tell(look=json.loads(look.text()))
 
 
 def main() -> int:

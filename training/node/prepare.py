@@ -23,7 +23,9 @@ from typing import Any
 
 from training.cost.shape import ModelShape
 from training.data import hub, limits
+from training.data.file_names import NAMES, called_by_user
 from training.data.sample import CURE, Bad, DataError
+from training.data.source import Data, data_of
 from training.models.folder import read_config, shape_of
 from training.node import attached
 from training.recipe.reading import read_recipe
@@ -89,9 +91,9 @@ def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[st
     all_imported()
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-    source = raw_data(run / "data", models.parent / "cache" / "datasets")
+    data = raw_data(run / "data", models.parent / "cache" / "datasets")
     bad = Bad(skip_bad, cure=CURE)
-    entry = cached(source, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
+    entry = cached(data, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
     parts = (TRAIN, VALIDATION) if recipe.validation.fraction else (TRAIN,)
     made = {part: open_prepared(entry / part) for part in parts}
     limits.check_ids(config, recipe, tokenizer, max(one.largest_id for one in made.values()))
@@ -116,18 +118,19 @@ def models_folder(run: Path) -> Path:
     return Path(launch.get("models") or run.parent.parent / "models")
 
 
-def raw_data(folder: Path, downloads: Path) -> Path:
-    """The run's data as the user gave them: data/train.SUFFIX or the folder data/train. A train.hub holds the name
-    of a data set of the Hub, which is downloaded."""
+def raw_data(folder: Path, downloads: Path) -> Data:
+    """The run's data as the user gave and calls them: data/train.SUFFIX or the folder data/train. A train.hub holds the
+    name of a data set of the Hub, which is downloaded."""
     candidates = sorted(path for path in folder.glob("train*") if path.stem == "train")
     if len(candidates) != 1:
         raise DataError(f"{folder} should hold one train file or folder, and holds {len(candidates)}")
     if candidates[0].suffix == hub.POINTER:
-        dataset = hub.download(hub.HubDataSet.parse(candidates[0].read_text(encoding="utf-8").strip()), downloads)
-        mark_used(dataset)
+        dataset = hub.HubDataSet.parse(candidates[0].read_text(encoding="utf-8").strip())
+        root = hub.download(dataset, downloads)
+        mark_used(root)
         drop_unused(downloads.glob("*/*"))
-        return dataset
-    return candidates[0]
+        return data_of(root, lambda path: f"{dataset}/{path.relative_to(root)}")
+    return data_of(candidates[0], called_by_user(folder, folder / NAMES))
 
 
 if __name__ == "__main__":

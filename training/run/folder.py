@@ -119,6 +119,11 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
+def run_of(folder: Path) -> str:
+    """The run in whose folder another lies; empty where that is none of a run."""
+    return folder.parent.name if is_run_id(folder.parent.name) else ""
+
+
 def recipe_of(run_id: str) -> str:
     """The recipe (or `check`) a run id begins with."""
     match = _RUN_ID.fullmatch(run_id)

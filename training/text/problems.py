@@ -148,9 +148,9 @@ def text_of(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise EncodingError(refusal(file, foreign_sample(file) or b"")) from None
+        raise EncodingError(f"{file}: {encoding_fault(str(file), foreign_sample(file) or b'')}") from None
     if "\0" in text and (sample := foreign_sample(file)):
-        raise EncodingError(refusal(file, sample))
+        raise EncodingError(f"{file}: {encoding_fault(str(file), sample)}")
     return text
 
 
@@ -166,20 +166,20 @@ def foreign_sample(file: Path) -> bytes | None:
     return None if few or 2 * len(broken) < len(lines) else b"".join(lines)[:PIECE]
 
 
-def refusal(file: Path, sample: bytes) -> str:
-    """What is wrong with the file, and the command that converts it in its place. The old file stays beside it, with an
-    ending that is not read as data."""
+def encoding_fault(name: str, sample: bytes) -> str:
+    """What is wrong with the file of that name, and the command that converts it in its place. The old file stays
+    beside it, with an ending that is not read as data."""
     from charset_normalizer import from_bytes
 
     guesses = from_bytes(sample, cp_isolation=list(CANDIDATES)) if sample else ()
-    names = {codecs.lookup(name).name: name for name in CANDIDATES}
-    if not (encodings := [names[codecs.lookup(guess.encoding).name] for guess in guesses]):
-        return f"{file}: not UTF-8, and its encoding is not recognised; save it as UTF-8"
-    name = encodings[0]
+    known = {codecs.lookup(encoding).name: encoding for encoding in CANDIDATES}
+    if not (encodings := [known[codecs.lookup(guess.encoding).name] for guess in guesses]):
+        return "not UTF-8, and its encoding is not recognised; save it as UTF-8"
+    likely = encodings[0]
     also = f" ({' and '.join(encodings[1:3])} would fit too)" if encodings[1:] else ""
-    at, fresh, backup = (shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{name}"))
-    command = f"iconv -f {name} -t UTF-8 {at} > {fresh} && mv {at} {backup} && mv {fresh} {at}"
-    return f"{file}: not UTF-8; it looks like {name}{also}; convert it, then check that it reads well: {command}"
+    at, fresh, backup = (shlex.quote(f"{name}{ending}") for ending in ("", ".utf8", f".{likely}"))
+    command = f"iconv -f {likely} -t UTF-8 {at} > {fresh} && mv {at} {backup} && mv {fresh} {at}"
+    return f"not UTF-8; it looks like {likely}{also}; convert it, then check that it reads well: {command}"
 
 
 def _beyond_ascii(file: Path) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ import pytest
 
 from training.data.readers import DataError, records
 from training.data.sample import Bad
+from training.data.source import data_of
 
 SHAPES = {
     "messages": {
@@ -207,7 +208,7 @@ def _look_at(path, seen):
     bad = Bad(skip=True)
     accepted = []
     try:
-        for where, record in records(path, bad):
+        for where, record in records(data_of(path), bad):
             accepted.append((where.removeprefix(f"{path} "), record))
     except DataError as error:
         assert str(path) in str(error) and len(str(error)) < 2000

@@ -20,9 +20,10 @@ import pytest
 from training.data.hub import HubDataSet, on_hub
 from training.data.order import Order, micro_batches
 from training.data.questions import read_questions
-from training.data.readers import check, data_files, data_sha256, ignored_files_note, placed, records
+from training.data.readers import check, records
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.source import data_files, data_of, data_sha256, ignored_files_note, placed
 from training.data.splits import chosen_files
 from training.recipe.strategy_rules import micro_steps
 
@@ -473,7 +474,7 @@ def test_a_byte_order_mark_carriage_returns_and_blank_lines_are_no_part_of_a_rec
     plain = _file(tmp_path, CHAT, CHAT)
     line = plain.read_bytes().splitlines()[0]
     path = _file(tmp_path, b"\xef\xbb\xbf" + line + b"\r", b"", b"\r", line, name="windows.jsonl")
-    assert [r for _, r in records(path, Bad(False))] == [r for _, r in records(plain, Bad(False))]
+    assert [r for _, r in records(data_of(path), Bad(False))] == [r for _, r in records(data_of(plain), Bad(False))]
     assert check(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -512,14 +513,14 @@ def test_parquet_is_read_row_by_row_and_a_bad_row_is_named(tmp_path):
     parquet.write_table(
         pyarrow.Table.from_pylist([CHAT, {"messages": [*ASKING, _turn("assistant", "雨")]}] * 300), path
     )
-    found = [record for _, record in records(path, Bad(False))]
+    found = [record for _, record in records(data_of(path), Bad(False))]
     assert len(found) == 600
     assert found[0] == recognised(CHAT)  # the null fields a Parquet struct is filled up with do not show
     assert found[1].turns[1]["tool_calls"][0]["function"]["arguments"] == {"city": "上海"}
     calls = [{"function": {"name": "look", "arguments": arguments}} for arguments in ({"at": "x"}, {"on": "y"})]
     asked = [[_turn("user", "q"), {"role": "assistant", "tool_calls": [call]}] for call in calls]
     parquet.write_table(pyarrow.Table.from_pylist([{"messages": turns} for turns in asked]), path)
-    given = [record.turns[1]["tool_calls"][0]["function"] for _, record in records(path, Bad(False))]
+    given = [record.turns[1]["tool_calls"][0]["function"] for _, record in records(data_of(path), Bad(False))]
     assert given == [call["function"] for call in calls]
     parquet.write_table(pyarrow.Table.from_pylist([{"text": "a"}, {"text": None}]), path)
     with pytest.raises(DataError, match=r"data\.parquet row 2: none of messages"):
@@ -537,7 +538,7 @@ def test_maps_and_bytes_of_parquet_are_objects_and_text(tmp_path):
     maps = pyarrow.array([turns], pyarrow.list_(pyarrow.map_(pyarrow.string(), pyarrow.string())))
     parquet.write_table(pyarrow.table({"messages": maps}), tmp_path / "map.parquet")
     parquet.write_table(pyarrow.table({"messages": [json.dumps(CHAT["messages"]).encode()]}), tmp_path / "text.parquet")
-    assert [len(record.turns) for _, record in records(tmp_path, Bad(False))] == [2, 2]
+    assert [len(record.turns) for _, record in records(data_of(tmp_path), Bad(False))] == [2, 2]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
@@ -556,7 +557,7 @@ def test_columns_that_nobody_reads_need_no_value_that_python_has_and_a_name_stan
 
     far = pyarrow.array([10**15, None], pyarrow.timestamp("s"))
     elsewhere = pyarrow.array([1, 2], pyarrow.timestamp("s", "No/Where"))
-    read = list(records(written(["text", "year", "at"], far, elsewhere), Bad(False)))
+    read = list(records(data_of(written(["text", "year", "at"], far, elsewhere)), Bad(False)))
     assert [(record.completion, record.ignored) for _, record in read] == [("a", {"year", "at"}), ("b", {"at"})]
     assert check(written(["text", "label"], far), skip_bad=True).bad == 1
     with pytest.raises(DataError) as refusal:
@@ -615,7 +616,7 @@ def test_a_folder_of_save_to_disk_is_read_and_of_splits_the_training_one(tmp_pat
             (tmp_path / split / name).write_text("{}")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     bad = Bad(True)
-    assert [record.completion for _, record in records(tmp_path, bad)] == ["one", "three"] and bad.count == 1
+    assert [record.completion for _, record in records(data_of(tmp_path), bad)] == ["one", "three"] and bad.count == 1
     assert check(tmp_path / "test", skip_bad=True).records == 2
     assert "test/data-00000-of-00001.arrow" in ignored_files_note(tmp_path)
     (tmp_path / "test" / "data-00000-of-00001.arrow").write_bytes(b"rubbish")
@@ -638,7 +639,7 @@ def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path)
     _file(folder, {"text": "one"}, name="a.json")
     _file(folder, b"rubbish", name=".hidden.jsonl")
     _file(folder, b"rubbish", name="README.md")
-    assert [record.completion for _, record in records(folder, Bad(False))] == ["one", "two"]
+    assert [record.completion for _, record in records(data_of(folder), Bad(False))] == ["one", "two"]
     before = check(folder).sha256
     (folder / "b.jsonl").rename(folder / "c.jsonl")
     assert check(folder).sha256 != before
@@ -708,10 +709,11 @@ import resource, sys
 from pathlib import Path
 from training.data.sample import Bad
 from training.data.readers import LINE_LIMIT, records
+from training.data.source import data_of
 limit = 200 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 bad = Bad(True)
-count = sum(1 for _ in records(Path(sys.argv[1]), bad))
+count = sum(1 for _ in records(data_of(Path(sys.argv[1])), bad))
 print(count, bad.shown)
 """
 
@@ -862,7 +864,7 @@ def test_a_folder_with_a_readme_is_read_in_the_order_that_the_head_reads_its_fil
     for place, file in placed(tmp_path / "mine", str(tmp_path / "head")).items():
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, place)
-    here, head = (list(records(tmp_path / name, Bad(False))) for name in ("mine", "head"))
+    here, head = (list(records(data_of(tmp_path / name), Bad(False))) for name in ("mine", "head"))
     assert [record.completion for _, record in here] == [record.completion for _, record in head]
     assert len(here) == 4 and data_sha256(tmp_path / "mine") == data_sha256(tmp_path / "head")
 

@@ -26,11 +26,13 @@ from training.data.look.take import look_into
 from training.data.prepared import open_prepared
 from training.data.sample import IGNORED, Bad, DataError, Sample
 from training.data.shapes import recognised
+from training.data.source import data_of
 from training.data.survey import survey
 from training.laptop import data_view
 from training.laptop.data_view import Question
 from training.models import tiny
 from training.models.names import load_recipe
+from training.text.files import sha256_of
 
 pytestmark = pytest.mark.torch
 
@@ -68,16 +70,16 @@ def _recipe(**overrides):
 
 
 def _looked(tokenizer, source, show=3, skip_bad=False, config=None, **overrides):
-    found = survey(source, lambda *_: None)
+    found = survey(data_of(source), lambda *_: None)
     recipe = _recipe(**overrides)
     tell = lambda *_: None  # noqa: E731
-    return look_into(source, found, recipe, tokenizer, config or {}, show=show, skip_bad=skip_bad, tell=tell)
+    return look_into(data_of(source), found, recipe, tokenizer, config or {}, show=show, skip_bad=skip_bad, tell=tell)
 
 
 def _prepared(tokenizer, source, cache, **overrides):
     recipe = _recipe(**overrides)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
-    return cached(source, encoder, recipe, cache=cache, bad=Bad(True))
+    return cached(data_of(source), encoder, recipe, cache=cache, bad=Bad(True))
 
 
 def _learned_texts(tokenizer, prepared):
@@ -240,13 +242,15 @@ def test_what_was_seen_in_the_files_lies_with_the_prepared_data(tokenizer, tmp_p
     source = _written(tmp_path / "a.jsonl")
     entry = _prepared(tokenizer, source, tmp_path / "cache")
     kept = look_from(json.loads((entry / LOOK).read_text("utf-8")))
-    assert kept.survey == _looked(tokenizer, source, skip_bad=True).survey and kept.usable
+    (file,) = kept.survey.files
+    assert file.sha256 == sha256_of(source) and kept.usable
+    assert (replace(file, sha256=""),) == _looked(tokenizer, source, skip_bad=True).survey.files
     with pytest.raises(ValueError, match="survey"):
         look_from({})
 
 
 def test_without_a_model_the_survey_is_all_there_is(tmp_path):
-    look = surveyed(survey(_written(tmp_path / "a.jsonl"), lambda *_: None), skip_bad=False)
+    look = surveyed(survey(data_of(_written(tmp_path / "a.jsonl")), lambda *_: None), skip_bad=False)
     assert look.usable and look.train is None and list(remarks(look)) == []
 
 

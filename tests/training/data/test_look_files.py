@@ -14,6 +14,7 @@ from training.data import json_text
 from training.data.look.content import remarks, surveyed
 from training.data.readers import TOGETHER, check, records
 from training.data.sample import Bad, DataError
+from training.data.source import data_of
 from training.data.splits import chosen_files
 from training.data.survey import TELL_EVERY, survey
 from training.text.problems import foreign_sample
@@ -38,11 +39,11 @@ def _file(folder, content, name="data.jsonl"):
 
 def _read(path, skip=True):
     bad = Bad(skip=skip)
-    return [(where.removeprefix(f"{path} "), record) for where, record in records(path, bad)], bad.shown
+    return [(where.removeprefix(f"{path} "), record) for where, record in records(data_of(path), bad)], bad.shown
 
 
 def _survey(path):
-    return survey(path, lambda *_: None)
+    return survey(data_of(path), lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_a_survey_counts_shapes_by_file_and_goes_on_behind_what_it_cannot_read(t
     assert (found.records, found.bad, found.shapes) == (5, 2, {"sharegpt": 4, "text": 1})
     assert [line.partition(": ")[0] for line in found.bad_shown] == [f"{tmp_path}/a.jsonl line {n}" for n in (4, 5)]
     assert "it looks like GB18030" in found.refused and "d.csv: the file is empty" in found.refused
-    assert found.readable == (tmp_path / "a.jsonl",)
+    assert found.readable == {str(tmp_path / "a.jsonl")}
 
 
 def test_of_many_files_that_cannot_be_read_ten_are_told(tmp_path):
@@ -276,7 +277,7 @@ def test_progress_is_told_while_files_are_read(tmp_path):
     told = []
     _file(tmp_path, _lines("x", 2500), "a.jsonl")
     _file(tmp_path, _lines("x", 2500), "b.jsonl")
-    survey(tmp_path, lambda what, records: told.append((what, records)))
+    survey(data_of(tmp_path), lambda what, records: told.append((what, records)))
     counts = [0, *(count for _, count in told)]
     assert {what for what, _ in told} == {"reading"} and counts[-1] == 5000
     assert all(0 <= after - before < TELL_EVERY + TOGETHER for before, after in pairwise(counts))
@@ -316,8 +317,8 @@ def test_an_array_is_read_value_by_value_wherever_its_pieces_end(tmp_path, monke
 def test_a_broken_array_is_refused_with_what_is_wrong_and_where(tmp_path, monkeypatch, content, said, piece):
     monkeypatch.setattr(json_text, "PIECE", piece)
     with pytest.raises(DataError) as refusal:
-        list(json_text.values(path := _file(tmp_path, content, "a.json")))
-    assert str(refusal.value) == f"{path}: {said}"
+        list(json_text.values(_file(tmp_path, content, "a.json")))
+    assert str(refusal.value) == said
 
 
 PRETTY = [{"text": "one"}, {"text": "二", "more": {"a": [1]}}]

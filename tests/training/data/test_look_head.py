@@ -69,8 +69,8 @@ def test_where_the_tokenizer_is_not_here_the_head_looks_and_nothing_of_it_stays(
     _written(data / "b.jsonl", records[0], _chat("q", "x" * 3000))
     look, told = _looked(data, show=2)
     assert look.usable and look.train.records == 32 and look.steps == 60
-    assert look.repeats.shown == ((f"{data}/b.jsonl line 1", f"{data}/a.jsonl line 1"),)
-    assert [sample.where for sample in look.samples] == [f"{data}/a.jsonl line {n}" for n in (1, 17)]
+    assert look.repeats.shown == (("my 数据/b.jsonl line 1", "my 数据/a.jsonl line 1"),)
+    assert [sample.where for sample in look.samples] == [f"my 数据/a.jsonl line {n}" for n in (1, 17)]
     learned = [piece.text for piece in look.samples[0].pieces if piece.learned]
     assert learned == ["先淘0遍米，再加水。", "<|im_end|>"]
     assert look.lengths.cut_samples == 1 and str(head.runs) not in look.text()
@@ -84,7 +84,7 @@ def test_a_template_that_drops_a_part_is_told_with_the_users_own_file_name(head,
     data = _written(tmp_path / "mine.jsonl", {"messages": plain}, {"messages": turns})
     look, _ = _looked(data)
     (line,) = look.bad_shown
-    assert line.startswith(f"{data} line 2: the model's chat template leaves out the reasoning_content of turn 2")
+    assert line.startswith("mine.jsonl line 2: the model's chat template leaves out the reasoning_content of turn 2")
     assert "1 bad record: fix them, or skip them with --skip-bad" in remarks(look) and not look.usable
     assert _looked(data, skip_bad=True)[0].usable
 

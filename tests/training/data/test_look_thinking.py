@@ -15,6 +15,7 @@ from training.data.look.take import look_into
 from training.data.readers import check
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.data.shapes import recognised
+from training.data.source import data_of
 from training.data.survey import survey
 from training.laptop.adapter.tuned_model import TunedModel
 from training.models import tiny
@@ -122,8 +123,8 @@ def test_the_file_and_the_line_of_such_a_record_are_told(tokenizer, tmp_path):
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert check(source).records == 3, "without the model's template nothing is wrong with it"
     tell = lambda *_: None  # noqa: E731
-    found, recipe = survey(source, tell), load_recipe("tiny")
-    look = look_into(source, found, recipe, tokenizer, {}, show=1, skip_bad=False, tell=tell)
+    found, recipe = survey(data_of(source), tell), load_recipe("tiny")
+    look = look_into(data_of(source), found, recipe, tokenizer, {}, show=1, skip_bad=False, tell=tell)
     (line,) = look.bad_shown
     assert line.startswith(f"{source} line 2: the model's chat template leaves out the reasoning_content of turn 2")
 

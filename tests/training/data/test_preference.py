@@ -13,8 +13,9 @@ from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder, fault, shared_prefix  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.data.readers import check  # noqa: E402
-from training.data.sample import IGNORED, Bad, BadRecord, DataError, Sample  # noqa: E402  # noqa: E402
+from training.data.sample import IGNORED, Bad, BadRecord, DataError, Sample  # noqa: E402
 from training.data.shapes import recognised, refuse_other_goal  # noqa: E402
+from training.data.source import data_of  # noqa: E402
 from training.data.statistics import DataStatistics  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
@@ -156,7 +157,7 @@ def _built(folder, tokenizer, records, skip=False, **settings):
     bad = Bad(skip)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
     watch = DataStatistics(len(records), 0, lambda *_: None)
-    Build(encoder, recipe, folder / "made", bad, watch).run(source, content_hash(source, tokenizer, recipe))
+    Build(encoder, recipe, folder / "made", bad, watch).run(data_of(source), content_hash("", tokenizer, recipe))
     return open_prepared(folder / "made" / "train"), bad
 
 

@@ -26,6 +26,7 @@ from training.data.encode import Encoder  # noqa: E402
 from training.data.prepared import Writer, attention_span, open_prepared  # noqa: E402
 from training.data.sample import IGNORED, Bad, DataError, Sample  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
+from training.data.source import data_of, data_sha256  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
@@ -81,7 +82,7 @@ def _written(path, records):
 def _made(tokenizer, source, cache, bad=None, **overrides):
     recipe = _recipe(**overrides)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
-    return cached(source, encoder, recipe, cache=cache, bad=bad or Bad(False))
+    return cached(data_of(source), encoder, recipe, cache=cache, bad=bad or Bad(False))
 
 
 def _flat(prepared):
@@ -151,20 +152,20 @@ def _loaded(model):
 def test_the_key_of_prepared_data_covers_what_the_loaded_tokenizer_does(house, tmp_path, monkeypatch):
     source, model = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "tiny"
     shutil.copytree(house / "models" / "tiny", model)
-    found = [content_hash(source, _loaded(model), _recipe())]
-    assert found[0] == content_hash(source, _loaded(house / "models" / "tiny"), _recipe())
+    found = [content_hash(data_sha256(source), _loaded(model), _recipe())]
+    assert found[0] == content_hash(data_sha256(source), _loaded(house / "models" / "tiny"), _recipe())
     template = model / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
-    found.append(content_hash(source, _loaded(model), _recipe()))
+    found.append(content_hash(data_sha256(source), _loaded(model), _recipe()))
     tokenizer = _loaded(model)
     for change in ({"eos_token": "<|im_start|>"}, {"pad_token": "<|im_end|>"}):
         tokenizer.add_special_tokens(change)
-        found.append(content_hash(source, tokenizer, _recipe()))
+        found.append(content_hash(data_sha256(source), tokenizer, _recipe()))
     for package in ("transformers", "tokenizers", "jinja2"):
         monkeypatch.setattr(
             build.metadata, "version", lambda name, package=package: "other" if name == package else version(name)
         )
-        found.append(content_hash(source, tokenizer, _recipe()))
+        found.append(content_hash(data_sha256(source), tokenizer, _recipe()))
     assert len(set(found)) == len(found) == 7
 
 
@@ -179,7 +180,7 @@ def test_two_tokenizer_classes_over_the_same_files_have_other_ids_and_keys(house
         (model / "tokenizer_config.json").write_text(json.dumps(settings))
         (model / "config.json").write_text(json.dumps({"model_type": kind}))
         tokenizer = _loaded(model)
-        keys.append(content_hash(source, tokenizer, _recipe()))
+        keys.append(content_hash(data_sha256(source), tokenizer, _recipe()))
         ids.append(tokenizer("an answer\n\n  to 12345 e\u0301").input_ids)
     assert ids[0] != ids[1] and keys[0] != keys[1]
 
@@ -483,7 +484,7 @@ from training.data.readers import check
 from training.node.prepare import raw_data
 for run in sys.argv[2:]:
     try:
-        print(check(raw_data(Path(run) / "data", Path(sys.argv[1]))).records)
+        print(check(raw_data(Path(run) / "data", Path(sys.argv[1])).source).records)
     except DataError as error:
         print(error)
 """

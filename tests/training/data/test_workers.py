@@ -19,6 +19,7 @@ from training.data import workers
 from training.data.build import Build
 from training.data.encode import Encoder
 from training.data.sample import Bad, DataError
+from training.data.source import data_of
 from training.data.statistics import DataStatistics
 from training.data.survey import quiet, survey
 from training.data.workers import in_order, processes_for
@@ -94,8 +95,8 @@ def _lines(count):
 def _built(source, encoder, folder, skip=True):
     recipe = load_recipe("tiny", {"validation.fraction": "0.1"})
     bad = Bad(skip)
-    statistics = DataStatistics(survey(source, quiet).records, 2, quiet)
-    reports = Build(encoder, recipe, folder, bad, statistics).run(source, "")
+    statistics = DataStatistics(survey(data_of(source), quiet).records, 2, quiet)
+    reports = Build(encoder, recipe, folder, bad, statistics).run(data_of(source), "")
     files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     return reports, files, bad.shown, statistics.picked
 
@@ -103,11 +104,11 @@ def _built(source, encoder, folder, skip=True):
 def test_several_processes_make_the_same_as_one_to_the_byte(tmp_path, encoder, monkeypatch):
     source = tmp_path / "a.jsonl"
     source.write_text("".join(_lines(1500)), "utf-8")
-    assert processes_for([source]) == 1
+    assert processes_for(data_of(source).files) == 1
     alone = _built(source, encoder, tmp_path / "alone")
     monkeypatch.setattr(workers, "WORTH", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert processes_for([source]) == 3
+    assert processes_for(data_of(source).files) == 3
     assert _built(source, encoder, tmp_path / "several") == alone
     assert alone[0]["train"].bad == 16
 

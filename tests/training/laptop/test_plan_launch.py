@@ -32,6 +32,7 @@ from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
 from training.data.sample import Bad, DataError
+from training.data.source import data_of
 from training.laptop import attach, base_model, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
@@ -491,7 +492,7 @@ def test_several_files_and_folders_are_one_run_in_the_order_given(tmp_path: Path
     shipped = records(raw_data(tmp_path / "run" / "data", tmp_path), Bad(False))
     assert [record.completion for _, record in shipped] == ["1", "2", "3", "4"]
     assert found.source is not None
-    assert [record.completion for _, record in records(found.source, Bad(False))] == ["1", "2", "3", "4"]
+    assert [record.completion for _, record in records(data_of(found.source), Bad(False))] == ["1", "2", "3", "4"]
 
 
 def test_of_several_none_is_there_twice_missing_or_of_the_hub(tmp_path: Path):
@@ -514,15 +515,27 @@ def test_bad_records_come_with_what_can_be_done_and_those_alone_without_leaving_
         start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
 
 
-def test_what_only_the_head_finds_wrong_is_told_with_the_names_that_were_given(tmp_path: Path):
-    for name in ("a.json", "a.jsonl"):
-        (tmp_path / name).write_text("[]")
-    given = start_run.TrainingData(
-        {"data/train/a.json": tmp_path / "a.json", "data/train/a.jsonl": tmp_path / "a.jsonl"}, source=tmp_path
-    )
-    said = "/r/data/train/a.jsonl line 3: bad\n/r/data/train: no record to train on"
-    own = f"{tmp_path}/a.jsonl line 3: bad\n{tmp_path}: no record to train on"
-    assert preparing.renamed(said, given.names("/r")) == own
+NAMED = {
+    ("a.jsonl",): ["a.jsonl"],
+    ("c",): ["c/a.jsonl", "c/in/x.jsonl"],
+    ("a.jsonl", "b/x.jsonl", "c"): ["a.jsonl", "x.jsonl", "c/a.jsonl", "c/in/x.jsonl"],
+    ("a.jsonl", "b/a.jsonl"): ["{here}/a.jsonl", "b/a.jsonl"],
+}
+
+
+@pytest.mark.parametrize("given", NAMED)
+def test_the_head_calls_files_as_their_user_does_and_knows_no_more_of_his_folders_than_tells_them_apart(
+    tmp_path: Path, given: tuple[str, ...]
+):
+    for name in ("a.jsonl", "b/x.jsonl", "b/a.jsonl", "c/a.jsonl", "c/in/x.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"prompt": "a", "completion": "b"}\n')
+    found = start_run.training_data(load_recipe("tiny"), [str(tmp_path / name) for name in given], tmp_path)
+    for place, file in found.shipped.items():
+        (tmp_path / "run" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / place).write_text(file if isinstance(file, str) else file.read_text())
+    data = raw_data(tmp_path / "run" / "data", tmp_path)
+    assert [file.name for file in data.files] == [name.format(here=tmp_path.name) for name in NAMED[given]]
 
 
 def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path: Path, monkeypatch, capsys):

@@ -399,8 +399,9 @@ def with_everything(run: Path) -> Path:
         folder = run / "checkpoints" / f"step-{step}"
         write(folder / "trainer_state.json", {"step": step, "base_model": "b" * 64, "data": "d" * 64})
         write(folder / "adapter" / "adapter_config.json", {"r": 16})
-    (run / "data" / "train.jsonl").write_text("{}")
-    survey = {"name": "/data/runs/x/data/train.jsonl", "size": 2, "shapes": {"messages": 1}, "bad": 2, "trouble": ""}
+    (data := run / "data" / "train.jsonl").write_text("{}")
+    survey = {"name": "another.jsonl", "size": 2, "shapes": {"messages": 1}, "bad": 2, "sha256": sha256_of(data)}
+    (data.parent / NAMES).write_text(names_text({"data/train.jsonl": data}, data, "data/"))
     counts = {"records": 9, "samples": 9, "tokens": 90, "learned_tokens": 40}
     counts |= {"rows": 3, "efficiency": 0.9, "empty": 1}
     look = {"survey": {"files": [survey], "bad": 2, "bad_shown": ["train.jsonl line 2: bad"]}}
@@ -527,7 +528,9 @@ def test_a_report_calls_the_data_as_their_user_does(tmp_path):
     look = json.loads((kept := run / "data" / "prepared" / "look.json").read_text())
     look["survey"]["files"][0]["size"] = 15772
     write(kept, look)
-    (run / "data" / NAMES).write_text(names_text({"data/train.jsonl": Path("/home/anna/对话.jsonl")}))
+    (run / "data" / NAMES).write_text(
+        names_text({"data/train.jsonl": (own := Path("/home/anna/对话.jsonl"))}, own, "data/")
+    )
     text = make_report(run).read_text("utf-8")
     assert "anna" not in text and look["survey"]["files"][0]["name"] not in text
     assert content(run, BEGAN)["files"][0][:2] == ("对话.jsonl", "15.8 kB")

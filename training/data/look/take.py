@@ -13,8 +13,8 @@ from training.data.build import Build, pad_id
 from training.data.encode import Encoder
 from training.data.look.content import Look, surveyed, with_model
 from training.data.prepared import Prepared
-from training.data.readers import Source
 from training.data.sample import Bad, DataError
+from training.data.source import Data
 from training.data.statistics import DataStatistics
 from training.data.survey import MOST_BAD, Survey, Tell
 from training.recipe.recipe import Recipe
@@ -38,7 +38,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def look_into(
-    source: Source,
+    data: Data,
     survey: Survey,
     recipe: Recipe,
     tokenizer: Any,
@@ -59,7 +59,8 @@ def look_into(
         try:
             encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
             limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-            reports = Build(encoder, recipe, Path(folder), bad, statistics, survey.readable).run(source, content="")
+            readable = replace(data, files=tuple(file for file in data.files if file.name in survey.readable))
+            reports = Build(encoder, recipe, Path(folder), bad, statistics).run(readable, content="")
             largest = max(Prepared(Path(folder) / part).largest_id for part in reports)
             limits.check_ids(config, recipe, tokenizer, largest)
         except DataError as error:

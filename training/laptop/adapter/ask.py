@@ -18,10 +18,12 @@ from rich.text import Text
 from inventory.node_program import Program, ProgramError
 from inventory.shown import shown
 from inventory.terminal import console, table
+from training.data.file_names import NAMES, names_text
 from training.data.hub import HubDataSet
 from training.data.questions import Question, Sampling, from_prompts
-from training.data.readers import check, given, placed
+from training.data.readers import check
 from training.data.sample import CURE, DataError
+from training.data.source import given, placed
 from training.laptop import attach, new_run, stop_run
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
@@ -222,7 +224,9 @@ def data_to_measure_on(data: Sequence[str], skip_bad: bool = False) -> Measurabl
     place = f"{SENT}{digest}"  # what an earlier evaluation sent lies there still
     place += paths[0].suffix if len(paths) == 1 else ""
     names = ", ".join(path.name or path.resolve().name for path in paths)
-    return Measurable(place, names, file_of(digest), placed(source, place), skip_bad, summary.bad)
+    files = placed(source, place)
+    files[f"{place}.{NAMES}"] = names_text(files, source)
+    return Measurable(place, names, file_of(digest), files, skip_bad, summary.bad)
 
 
 def of_pairs(base: Mapping[str, Any]) -> str:

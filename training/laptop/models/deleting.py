@@ -14,7 +14,7 @@ from training.laptop.open_cluster import Session
 from training.laptop.starting import in_the_way, under_way
 from training.models.names import Model, name_of_folder, resolve
 from training.recipe.recipe import RecipeError
-from training.run.folder import begun, is_run_id
+from training.run.folder import begun
 from training.run.launch import LaunchError
 from training.text.counts import size
 
@@ -109,7 +109,7 @@ def _refuse_used(cluster: Session, models: str, folder: str) -> None:
 def _trained_from(head: Head, folder: str) -> list[str]:
     """The runs with a checkpoint that have the folder as their base model, the newest first."""
     names = runs.with_checkpoint(head)
-    used = [name for name in names if is_run_id(name) and runs.plan_of(head, name).get("model_dir") == folder]
+    used = [name for name in names if runs.plan_of(head, name).get("model_dir") == folder]
     return sorted(used, key=begun, reverse=True)
 
 

@@ -12,7 +12,6 @@ from typing import Literal, get_args
 from training.laptop.open_cluster import Session
 from training.laptop.run_list.listing import RunRow
 from training.laptop.starting import in_the_way, under_way
-from training.run.folder import is_run_id
 from training.run.launch import LaunchError
 from training.text.counts import size
 
@@ -43,7 +42,7 @@ def planned(rows: Sequence[RunRow], ids: Iterable[str], only: str) -> RunDeletio
     if only and only not in PLACES:
         raise LaunchError(f"--only {only}: {' and '.join(PLACES)} are possible")
     known = {row.run_id: row for row in rows}
-    if unknown := [run_id for run_id in ids if not is_run_id(run_id) or run_id not in known]:
+    if unknown := [run_id for run_id in ids if run_id not in known]:
         raise LaunchError(f"there is no run {', '.join(unknown)}; fab runs lists them")
     chosen = RunDeletion(
         tuple(known[run_id] for run_id in dict.fromkeys(ids)), tuple(p for p in PLACES if only in ("", p))

@@ -32,10 +32,12 @@ from training.data import encode
 from training.data.answers import Rendered
 from training.data.build import TRAIN
 from training.data.encode import Encoder
+from training.data.file_names import NAMES, called_by_user
 from training.data.prepared import open_prepared
 from training.data.questions import Sampling
 from training.data.readers import records
 from training.data.sample import CURE, IGNORED, Bad, BadRecord, DataError, Sample
+from training.data.source import Data, data_of
 from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
 from training.node.adapter.generate import BASE, TUNED, load_base, load_tuned, reader
@@ -249,7 +251,8 @@ def held_out_at(
         step = 2 if prepared.report.pairs else 1
         return HeldOut(samples[::step], samples[1::2] if step == 2 else (), prepared.report.truncated)
     encoder = Encoder(tokenizer, max_length, "assistant", template_args)
-    texts, paired = _rendered(path, encoder, skip_bad)
+    data = data_of(path, called_by_user(path.parent, path.with_name(f"{path.name}.{NAMES}")))
+    texts, paired = _rendered(data, encoder, skip_bad)
     made = encoder.samples(texts)
     samples, cut = [sample for sample, _ in made], sum(left_out > 0 for _, left_out in made)
     if paired:
@@ -259,7 +262,7 @@ def held_out_at(
     else:
         held_out = HeldOut([sample for sample in samples if sample.learned], cut=cut)
     if not held_out.samples:
-        raise DataError(f"{path}: no record has an answer within {max_length} tokens")
+        raise DataError(f"{data.name}: no record has an answer within {max_length} tokens")
     return held_out
 
 
@@ -274,10 +277,10 @@ def learned_before(held_out: HeldOut, trained: Path) -> int | None:
     return sum(counts.pop(tuple(ids), 0) for ids in trained_ids if len(ids) in lengths)
 
 
-def _rendered(path: Path, encoder: Encoder, skip_bad: bool) -> tuple[list[Rendered], bool]:
+def _rendered(data: Data, encoder: Encoder, skip_bad: bool) -> tuple[list[Rendered], bool]:
     """The texts, and whether each two of them are a pair."""
     bad, texts, paired = Bad(skip_bad, cure=CURE), list[Rendered](), False
-    for where, record in records(path, bad):
+    for where, record in records(data, bad):
         paired = record.rejected is not None
         try:
             texts += encode.rendered(encoder, record) if paired else encoder.rendered(record)

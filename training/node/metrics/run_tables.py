@@ -13,13 +13,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from training.data.file_names import own_name
 from training.data.look.content import Look
 from training.plan.calibration import counted
 from training.run.evaluations import measured_on, scored, trained_on
 from training.text.catalogue import EMPTY_ANSWER, ENGLISH, Say
 from training.text.counts import HOUR, bare, size_text
-from training.text.files import sha256_of
 
 Row = dict[str, Any]
 NOT_KNOWN = "not known"
@@ -218,16 +216,15 @@ def _count(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
-def files(run: Path, look: Look | None, names: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """Name, size, records and sha256 of each file of the data; where it does not lie beside the run, no sha256."""
-    rows = []
-    for file in look.survey.files if look else ():
-        name = file.name.rpartition("/data/")[2]
-        path = next((path for path in (run / "data" / name, Path(file.name)) if path.is_file()), None)
-        digest = sha256_of(path) if path else ""
-        shown = own_name(file.name, names).rpartition("/")[2]
-        rows.append((shown, size_text(file.size, 1000), f"{file.records:,}", digest))
-    return rows
+def files(look: Look | None, names: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    """Name, size, records and sha256 of each file of the data. `names`: what this run's user calls them, in their
+    order; the look may be of a run before with the same data."""
+    looked_at = look.survey.files if look else ()
+    own = list(names.values()) if len(names) == len(looked_at) else [Path(file.name).name for file in looked_at]
+    return [
+        (name, size_text(file.size, 1000), f"{file.records:,}", file.sha256)
+        for file, name in zip(looked_at, own, strict=True)
+    ]
 
 
 def answers(evaluation: Row) -> dict[str, Any]:

@@ -124,6 +124,23 @@ def test_answers_that_max_length_cuts_are_counted(measured):
 
 
 @pytest.mark.torch
+def test_data_that_were_sent_are_called_as_their_user_does(measured, tmp_path):
+    from training.data.sample import DataError
+    from training.laptop.adapter.ask import data_to_measure_on
+    from training.node.adapter.evaluate import held_out_at
+
+    (tmp_path / "数据").mkdir()
+    (tmp_path / "数据" / "a.jsonl").write_text(json.dumps({"prompt": "q", "completion": "a " * 300}))
+    sent = data_to_measure_on([str(tmp_path / "数据")])
+    for place, file in sent.files.items():
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(file if isinstance(file, str) else file.read_text())
+    with pytest.raises(DataError) as refusal:
+        held_out_at(tmp_path / sent.place, measured.asked.voice.tokenizer, 4)
+    assert str(refusal.value).partition(":")[0] == "数据/a.jsonl"
+
+
+@pytest.mark.torch
 def test_what_was_trained_on_is_counted_and_nothing_is_said_where_that_is_not_known(measured, tmp_path: Path):
     from training.data.prepared import Writer
     from training.node.adapter.evaluate import HeldOut, learned_before
