@@ -29,7 +29,7 @@ def _name(file: Path, source: Source) -> str:
     """The file below the source it is of, which has as much of its path before it as no other has."""
     sources = source if isinstance(source, tuple) else (source,)
     parts = {each: each.absolute().parts for each in sources}
-    depth = next(depth for depth in count(1) if len({whole[-depth:] for whole in parts.values()}) == len(sources))
+    depth = next(depth for depth in count(1) if len({whole[-depth:] for whole in parts.values()}) == len(parts))
     its = next(each for each in sources if file == each or each in file.parents)
     return "/".join((*parts[its][-depth:], *file.relative_to(its).parts))
 
