@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,19 +19,22 @@ read."""
 
 
 def names_text(files: Mapping[str, Path | str], source: Source, folder: str = "") -> str:
-    """NAMES for `files` of `source` by their places, those below `folder`: no more of the user's folders is in a name
-    than tells one source from another."""
-    own = {place: _name(file, source) for place, file in files.items() if isinstance(file, Path)}
-    return json.dumps({place.removeprefix(folder): name for place, name in own.items()}, ensure_ascii=False, indent=1)
+    """NAMES for `files` of `source` by their places, those below `folder`. A name is the file's path below the source
+    that it is of, behind the shortest end of the source's own path that no other source has."""
+    ends = _ends(source if isinstance(source, tuple) else (source,))
+    names = {}
+    for place, file in files.items():
+        if isinstance(file, Path):
+            its = next(each for each in (file, *file.parents) if each in ends)
+            names[place.removeprefix(folder)] = str(Path(*ends[its], *file.relative_to(its).parts))
+    return json.dumps(names, indent=1)  # in ASCII: a file's name need not be UTF-8
 
 
-def _name(file: Path, source: Source) -> str:
-    """The file below the source it is of, which has as much of its path before it as no other has."""
-    sources = source if isinstance(source, tuple) else (source,)
-    parts = {each: each.absolute().parts for each in sources}
-    depth = next(depth for depth in count(1) if len({whole[-depth:] for whole in parts.values()}) == len(parts))
-    its = next(each for each in sources if file == each or each in file.parents)
-    return "/".join((*parts[its][-depth:], *file.relative_to(its).parts))
+def _ends(sources: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
+    parts = {each: (each.resolve() if each.name in {"", ".."} else each).parts for each in sources}
+    tails = {each: [whole[-n:] for n in range(1, len(whole) + 1)] for each, whole in parts.items()}
+    counts = Counter(tail for each in tails.values() for tail in each)
+    return {each: next((tail for tail in own if counts[tail] == 1), own[-1]) for each, own in tails.items()}
 
 
 def called_by_user(folder: Path, names: Path) -> Callable[[Path], str]:

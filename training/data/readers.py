@@ -13,7 +13,7 @@ from training.data.delimited import DELIMITERS, refuse_repeated, rows
 from training.data.json_text import json_value, values
 from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import KNOWN_KEYS, Record, Shape, recognised
-from training.data.source import Data, DataFile, Source, data_of, data_sha256, other_kind
+from training.data.source import Data, DataFile, other_kind
 from training.data.splits import COLUMNS, PARQUET
 from training.text.problems import encoding_fault, foreign_sample
 
@@ -31,15 +31,14 @@ class DataSummary:
 
     records: int
     shape: Shape
-    sha256: str
     bad: int = 0
     """Left out, where that was asked for."""
 
 
-def check(source: Source, skip_bad: bool = False, cure: str = "") -> DataSummary:
-    """Read every record of `source`. DataError names the first bad ones and their `cure`; with `skip_bad` they are
+def check(data: Data, skip_bad: bool = False, cure: str = "") -> DataSummary:
+    """Read every record. DataError names the first bad ones and their `cure`; with `skip_bad` they are
     counted instead. Nothing is tokenised."""
-    data, bad = data_of(source), Bad(skip_bad, cure=cure)
+    bad = Bad(skip_bad, cure=cure)
     count = 0
     shape: Shape | None = None
     for _, record in records(data, bad):
@@ -48,7 +47,7 @@ def check(source: Source, skip_bad: bool = False, cure: str = "") -> DataSummary
     bad.refuse(count)
     if shape is None:
         raise none_in(data, bad)
-    return DataSummary(count, shape, data_sha256(source), bad.count)
+    return DataSummary(count, shape, bad.count)
 
 
 def none_in(data: Data, bad: Bad) -> DataError:
@@ -111,7 +110,7 @@ def raw(file: DataFile) -> Iterator[Raw]:
             yield from _columns(path)
             return
         if sample := foreign_sample(path):
-            raise DataError(encoding_fault(name, sample))
+            raise DataError(encoding_fault(sample, path if name == str(path) else None))
         if path.suffix.lower() in DELIMITERS:
             yield from rows(path)
         elif _is_lines(path):

@@ -1,5 +1,4 @@
-"""Which files data are: those that are named, of folders those to train on; where they lie on a head, and what they are
-called."""
+"""The files of the data: which are read, where they lie on a head, and what their user calls them."""
 
 from __future__ import annotations
 
@@ -74,10 +73,15 @@ def given(data: Sequence[str]) -> Source | HubDataSet | None:
     return paths if len(paths) > 1 else next(iter(paths), None)
 
 
-def can_check_here(source: Source) -> bool:
-    """Whether this machine has what reading `source` takes: Parquet and Arrow need pyarrow."""
+def downloaded(dataset: HubDataSet, folder: Path) -> Data:
+    """The files of a data set of the Hub that lie in `folder`, called by its name."""
+    return data_of(folder, lambda path: f"{dataset}/{path.relative_to(folder)}")
+
+
+def can_check_here(data: Data) -> bool:
+    """Whether this machine has what reading them takes: Parquet and Arrow need pyarrow."""
     return importlib.util.find_spec("pyarrow") is not None or not any(
-        file.suffix.lower() in COLUMNS for file in data_files(source)
+        file.path.suffix.lower() in COLUMNS for file in data.files
     )
 
 
@@ -115,7 +119,10 @@ def _files_in(path: Path) -> list[Path]:
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
         unknown = f"{path.suffix or 'no suffix'} is no known kind of data; {splits.kinds()} are"
-        raise DataError(f"{path}: {other_kind(path) or unknown}")
+        try:
+            raise DataError(f"{path}: {other_kind(path) or unknown}")
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from error
     return [path]
 
 
@@ -192,10 +199,11 @@ def ignored_files_note(source: Source) -> str:
 
 
 def data_sha256(source: Source, sha256: Callable[[Path], str] = sha256_of) -> str:
-    """Digest of a file's bytes; of a folder, that of its files' names and digests; of several, that of theirs.
-    `sha256` gives that of a file."""
+    """Digest of a file's bytes; of a folder or several, that of their names and digests. `sha256` gives that of a
+    file."""
     if isinstance(source, tuple):
-        return hashlib.sha256("".join(data_sha256(each, sha256) for each in source).encode()).hexdigest()
+        lines = (f"{data_sha256(each, sha256)}  {each.name}\n" for each in source)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
     if source.is_file():
         return sha256(source)
     lines = (f"{sha256(file)}  {file.relative_to(source)}\n" for file in data_files(source))
@@ -203,12 +211,9 @@ def data_sha256(source: Source, sha256: Callable[[Path], str] = sha256_of) -> st
 
 
 def other_kind(path: Path) -> str:
-    """What a file is by its first bytes, where its name says otherwise; empty where they agree."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(8)
-    except OSError as error:
-        return str(error.strerror)
+    """What a file is by its first bytes, where its name says otherwise; empty where they agree. Raises OSError."""
+    with path.open("rb") as stream:
+        head = stream.read(8)
     kind = next((kind for mark, kind in MAGIC.items() if head.startswith(mark)), None)
     if not kind or kind.lower() == path.suffix[1:].lower():
         return ""

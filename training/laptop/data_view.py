@@ -25,7 +25,7 @@ from training.data.look.shown import Piece, ShownSample
 from training.data.look.take import look_into
 from training.data.report import DataReport
 from training.data.sample import DataError
-from training.data.source import Source, can_check_here, data_of, given, ignored_files_note
+from training.data.source import Data, can_check_here, downloaded, given, ignored_files_note
 from training.data.statistics import Lengths
 from training.data.survey import FileSurvey, Tell, survey
 from training.laptop import data_size, new_run, preparing
@@ -110,8 +110,8 @@ def next_step(question: Question, look: Look) -> str:
 def _look(question: Question, training_data: TrainingData, now: datetime, tell: Tell) -> Look:
     home = data_size.home_of(question.recipe) if question.recipe else None
     lacks = _lacks(question, home)
-    source = _source(question, training_data, bool(lacks))
-    data = data_of(source) if source and can_check_here(source) else None
+    data = _data(question, training_data, bool(lacks))
+    data = data if data and can_check_here(data) else None
     overview = survey(data, tell) if data else None
     if question.recipe is None and overview is None:
         raise DataError(f"{question.flags.strip()} is looked at on the head: say --model NAME")
@@ -151,14 +151,14 @@ def _look(question: Question, training_data: TrainingData, now: datetime, tell: 
         return _on_head(cluster, question, training_data, now, tell)
 
 
-def _source(question: Question, training_data: TrainingData, leave_to_head: bool) -> Source | None:
-    """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
+def _data(question: Question, training_data: TrainingData, leave_to_head: bool) -> Data | None:
+    """The files of this machine; None for a data set of the Hub that the head is to download."""
     if training_data.dataset is None:
-        return training_data.source
+        return training_data.data
     if leave_to_head or not (question.here or question.of_folder):
         return None
     folder = Path.home() / ".cache" / "spotune" / "cache" / "datasets"
-    return download(training_data.dataset, folder, hub_address(), another())
+    return downloaded(training_data.dataset, download(training_data.dataset, folder, hub_address(), another()))
 
 
 def _lacks(question: Question, home: Path | None) -> str:

@@ -207,6 +207,8 @@ class Download:
             if offset > size:
                 file.truncate(0)
                 offset = 0
+            with self._lock:  # also where a resumed part was of something else, and all of the file comes anew
+                self._owed[name] = size - offset
             for data in _read_ahead(sftp, f"{self.remote_folder}/{name}", offset, size):
                 file.write(data)
                 self.moved += len(data)

@@ -20,7 +20,7 @@ from training.data.hub import POINTER, HubDataSet
 from training.data.readers import DataSummary, check
 from training.data.sample import CURE, DataError
 from training.data.shapes import refuse_other_goal
-from training.data.source import Source, can_check_here, given, ignored_files_note, placed
+from training.data.source import Data, can_check_here, data_of, given, ignored_files_note, placed
 from training.laptop import attach, head_node, new_run, preparing, rental
 from training.laptop.base_model import find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
@@ -134,8 +134,8 @@ class TrainingData:
     summary: DataSummary | None = None
     skip_bad: bool = False
     """Records that cannot be used are left out."""
-    source: Source | None = None
-    """Where they lie on this machine; None for a data set of the Hub."""
+    data: Data | None = None
+    """The files of this machine; None for a data set of the Hub."""
     dataset: HubDataSet | None = None
     """The data set of the Hub that the head downloads."""
 
@@ -146,7 +146,7 @@ class TrainingData:
     @property
     def shipped(self) -> dict[str, Path | str]:
         """The files, with what the user calls them."""
-        names = {f"data/{NAMES}": names_text(self.files, self.source, "data/")} if self.source else {}
+        names = {f"data/{NAMES}": names_text(self.files, self.data.source, "data/")} if self.data else {}
         return {**self.files, **names}
 
 
@@ -170,7 +170,8 @@ def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: b
     if not data and recipe.base_model != TINY:
         raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
     unchecked = _given(data, folder, recipe.goal)
-    summary = check(unchecked.source, skip_bad, CURE) if unchecked.source and can_check_here(unchecked.source) else None
+    read = unchecked.data if unchecked.data and can_check_here(unchecked.data) else None
+    summary = check(read, skip_bad, CURE) if read else None
     if summary:
         refuse_other_goal(summary.shape, recipe.goal)
     return replace(unchecked, summary=summary, skip_bad=skip_bad)
@@ -184,7 +185,7 @@ def _given(data: Sequence[str], folder: Path, goal: str) -> TrainingData:
         source = folder / "train.jsonl"
         tiny.write_data(source, goal)
     suffix = "" if isinstance(source, tuple) or source.is_dir() else source.suffix.lower()
-    return TrainingData(placed(source, f"{TRAIN}{suffix}"), source=source)
+    return TrainingData(placed(source, f"{TRAIN}{suffix}"), data=data_of(source))
 
 
 def planned_s(predicted: Mapping[str, Any]) -> float:
@@ -245,7 +246,7 @@ def _prepare_start(
     records = many(training_data.summary.records, "record") if training_data.summary else "records counted there"
     ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
     print(f"{run_id}: {records}, {ranks}", flush=True)
-    if training_data.source and (aside := ignored_files_note(training_data.source)):
+    if training_data.data and (aside := ignored_files_note(training_data.data.source)):
         print(shown(aside), flush=True)
     new_run.upload_new_run(head, launch, {RECIPE: recipe.to_toml(), **base.files, **training_data.shipped})
     if earlier:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from training.node.slow_imports import all_imported, without_torch
 
 import argparse
-import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from training.data.survey import survey
@@ -50,7 +50,7 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     data = raw_data(run / "data", models.parent / "cache" / "datasets")
     data_survey = survey(data, tell)
     look = look_into(data, data_survey, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)
-    attached.tell(look=json.loads(look.text()))
+    attached.tell(look=asdict(look))
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from training.cost.shape import ModelShape
 from training.data import hub, limits
 from training.data.file_names import NAMES, called_by_user
 from training.data.sample import CURE, Bad, DataError
-from training.data.source import Data, data_of
+from training.data.source import Data, data_of, downloaded
 from training.models.folder import read_config, shape_of
 from training.node import attached
 from training.recipe.reading import read_recipe
@@ -129,7 +129,7 @@ def raw_data(folder: Path, downloads: Path) -> Data:
         root = hub.download(dataset, downloads)
         mark_used(root)
         drop_unused(downloads.glob("*/*"))
-        return data_of(root, lambda path: f"{dataset}/{path.relative_to(root)}")
+        return downloaded(dataset, root)
     return data_of(candidates[0], called_by_user(folder, folder / NAMES))
 
 

@@ -148,9 +148,9 @@ def text_of(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise EncodingError(f"{file}: {encoding_fault(str(file), foreign_sample(file) or b'')}") from None
+        raise EncodingError(f"{file}: {encoding_fault(foreign_sample(file) or b'', file)}") from None
     if "\0" in text and (sample := foreign_sample(file)):
-        raise EncodingError(f"{file}: {encoding_fault(str(file), sample)}")
+        raise EncodingError(f"{file}: {encoding_fault(sample, file)}")
     return text
 
 
@@ -166,9 +166,9 @@ def foreign_sample(file: Path) -> bytes | None:
     return None if few or 2 * len(broken) < len(lines) else b"".join(lines)[:PIECE]
 
 
-def encoding_fault(name: str, sample: bytes) -> str:
-    """What is wrong with the file of that name, and the command that converts it in its place. The old file stays
-    beside it, with an ending that is not read as data."""
+def encoding_fault(sample: bytes, file: Path | None) -> str:
+    """What is wrong with a file that begins so, and the command that converts it, in its place where `file` says it:
+    the old one stays beside it, with an ending that is not read as data."""
     from charset_normalizer import from_bytes
 
     guesses = from_bytes(sample, cp_isolation=list(CANDIDATES)) if sample else ()
@@ -177,8 +177,10 @@ def encoding_fault(name: str, sample: bytes) -> str:
         return "not UTF-8, and its encoding is not recognised; save it as UTF-8"
     likely = encodings[0]
     also = f" ({' and '.join(encodings[1:3])} would fit too)" if encodings[1:] else ""
-    at, fresh, backup = (shlex.quote(f"{name}{ending}") for ending in ("", ".utf8", f".{likely}"))
-    command = f"iconv -f {likely} -t UTF-8 {at} > {fresh} && mv {at} {backup} && mv {fresh} {at}"
+    command = f"iconv -f {likely} -t UTF-8"
+    if file:
+        at, fresh, backup = (shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{likely}"))
+        command += f" {at} > {fresh} && mv {at} {backup} && mv {fresh} {at}"
     return f"not UTF-8; it looks like {likely}{also}; convert it, then check that it reads well: {command}"
 
 

@@ -429,7 +429,7 @@ def test_plain_text_is_all_completion():
 def test_a_bad_line_is_named_with_its_number_and_reason(tmp_path, bad, reason):
     path = _file(tmp_path, CHAT, CHAT, bad)
     with pytest.raises(DataError) as caught:
-        check(path)
+        check(data_of(path))
     assert str(caught.value).startswith(f"{path} line 3: ")
     assert reason in str(caught.value)
 
@@ -437,7 +437,7 @@ def test_a_bad_line_is_named_with_its_number_and_reason(tmp_path, bad, reason):
 def test_bad_records_are_told_by_what_is_wrong_with_them(tmp_path):
     path = _file(tmp_path, CHAT, *[b'{"x": 1', b'{"x": 123'] * 3, b'{"x": NaN}', b'{"x": NaN}', {"messages": 1})
     with pytest.raises(DataError) as caught:
-        check(path)
+        check(data_of(path))
     cut, constant, shape = str(caught.value).splitlines()
     assert cut.startswith("6 records: the first not JSON: ") and "at character " in cut
     assert cut.endswith(f" ({path} lines 2, 3, 4, ...)")
@@ -463,11 +463,11 @@ def test_of_many_reasons_the_first_are_told_and_the_records_with_others_counted(
 def test_bad_records_are_counted_and_left_out_where_that_is_asked_for(tmp_path):
     path = _file(tmp_path, CHAT, b"{", {"messages": 1}, CHAT, b"x", b"y", b"z")
     with pytest.raises(DataError, match=r"line 2: not JSON(.|\n)*line 3(.|\n)*3 records: not JSON.*lines 5, 6, 7\)$"):
-        check(path)
-    summary = check(path, skip_bad=True)
+        check(data_of(path))
+    summary = check(data_of(path), skip_bad=True)
     assert (summary.records, summary.bad) == (2, 5)
     with pytest.raises(DataError, match=r"no record in it but 1 bad: .*line 1: not JSON"):
-        check(_file(tmp_path, b"{"), skip_bad=True)
+        check(data_of(_file(tmp_path, b"{")), skip_bad=True)
 
 
 def test_a_byte_order_mark_carriage_returns_and_blank_lines_are_no_part_of_a_record(tmp_path):
@@ -475,20 +475,20 @@ def test_a_byte_order_mark_carriage_returns_and_blank_lines_are_no_part_of_a_rec
     line = plain.read_bytes().splitlines()[0]
     path = _file(tmp_path, b"\xef\xbb\xbf" + line + b"\r", b"", b"\r", line, name="windows.jsonl")
     assert [r for _, r in records(data_of(path), Bad(False))] == [r for _, r in records(data_of(plain), Bad(False))]
-    assert check(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert data_sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_json_file_is_an_array_or_lines(tmp_path):
     array = tmp_path / "a.json"
     array.write_text(json.dumps([CHAT, CHAT, CHAT], indent=1))
-    assert check(array).records == 3
+    assert check(data_of(array)).records == 3
     array.write_text(json.dumps([CHAT, {"messages": 3}]))
     with pytest.raises(DataError, match="record 2: messages must be a list"):
-        check(array)
-    assert check(_file(tmp_path, CHAT, CHAT, name="lines.json")).records == 2
+        check(data_of(array))
+    assert check(data_of(_file(tmp_path, CHAT, CHAT, name="lines.json"))).records == 2
     array.write_text("[1, 2")
     with pytest.raises(DataError, match=r"a\.json: not JSON"):
-        check(array)
+        check(data_of(array))
 
 
 def test_a_json_file_that_is_one_object_over_lines_is_one_record_good_or_bad(tmp_path):
@@ -496,13 +496,13 @@ def test_a_json_file_that_is_one_object_over_lines_is_one_record_good_or_bad(tmp
     for text in (json.dumps({"model_type": "qwen2", "rope": {"theta": 1}}, indent=2), '\ufeff{"data":\n[]}'):
         config.write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match=r"config\.json record 1: none of messages.*keys: (model_type, rope|data)$"):
-            check(config)
+            check(data_of(config))
     config.write_text(json.dumps({"text": "it is a record"}, indent=2))
-    assert check(config).records == 1
+    assert check(data_of(config)).records == 1
     config.write_text('{"text": "a"}\n{"text": "b"}\n')
-    assert check(config).records == 2
+    assert check(data_of(config)).records == 2
     config.write_text('{"text"\n{"text": "b"}\n')
-    assert check(config, skip_bad=True).records == 1
+    assert check(data_of(config), skip_bad=True).records == 1
 
 
 def test_parquet_is_read_row_by_row_and_a_bad_row_is_named(tmp_path):
@@ -524,10 +524,10 @@ def test_parquet_is_read_row_by_row_and_a_bad_row_is_named(tmp_path):
     assert given == [call["function"] for call in calls]
     parquet.write_table(pyarrow.Table.from_pylist([{"text": "a"}, {"text": None}]), path)
     with pytest.raises(DataError, match=r"data\.parquet row 2: none of messages"):
-        check(path)
+        check(data_of(path))
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="not readable as Parquet"):
-        check(path)
+        check(data_of(path))
 
 
 def test_maps_and_bytes_of_parquet_are_objects_and_text(tmp_path):
@@ -559,9 +559,9 @@ def test_columns_that_nobody_reads_need_no_value_that_python_has_and_a_name_stan
     elsewhere = pyarrow.array([1, 2], pyarrow.timestamp("s", "No/Where"))
     read = list(records(data_of(written(["text", "year", "at"], far, elsewhere)), Bad(False)))
     assert [(record.completion, record.ignored) for _, record in read] == [("a", {"year", "at"}), ("b", {"at"})]
-    assert check(written(["text", "label"], far), skip_bad=True).bad == 1
+    assert check(data_of(written(["text", "label"], far)), skip_bad=True).bad == 1
     with pytest.raises(DataError) as refusal:
-        check(written(["text", "text"], pyarrow.array(["x", "y"])))
+        check(data_of(written(["text", "text"], pyarrow.array(["x", "y"]))))
     assert "'text'" in str(refusal.value)
 
 
@@ -576,20 +576,20 @@ def test_json_in_a_text_is_held_to_what_json_outside_is(tmp_path, wrong):
         {**CHAT, "template_args": wrong},
     ]
     outside = json.dumps({**CHAT, "id": 0})[:-2].encode() + wrong.encode() + b"}"
-    assert check(_file(tmp_path, CHAT, *texts, outside), skip_bad=True).bad == 5
+    assert check(data_of(_file(tmp_path, CHAT, *texts, outside)), skip_bad=True).bad == 5
 
 
 @pytest.mark.parametrize("lines", [[PAIR] * 2, [json.dumps(PAIR, indent=1).encode()] * 2])
 def test_a_byte_order_mark_where_two_files_were_joined_is_taken_off(tmp_path, lines):
     path = _file(tmp_path, lines[0])
     path.write_bytes((b"\xef\xbb\xbf" + path.read_bytes()) * 2)
-    assert check(path).records == 2
+    assert check(data_of(path)).records == 2
 
 
 @pytest.mark.parametrize(("weight", "bad"), [("1", 0), ("1.0", 0), ("True", 0), ("0", 1), ("0.5", 1)])
 def test_a_weight_of_a_whole_record_may_be_text_as_a_csv_has_it(tmp_path, weight, bad):
     path = _file(tmp_path, b"prompt,completion,weight", f"a,b,{weight}".encode(), b"c,d,1", name="a.csv")
-    assert check(path, skip_bad=True).bad == bad
+    assert check(data_of(path), skip_bad=True).bad == bad
 
 
 @pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u2060 \u00ad", "\x07\n", "\u3164", "\u2800\uffa0", "\ufe0f"])
@@ -617,11 +617,11 @@ def test_a_folder_of_save_to_disk_is_read_and_of_splits_the_training_one(tmp_pat
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     bad = Bad(True)
     assert [record.completion for _, record in records(data_of(tmp_path), bad)] == ["one", "three"] and bad.count == 1
-    assert check(tmp_path / "test", skip_bad=True).records == 2
+    assert check(data_of(tmp_path / "test"), skip_bad=True).records == 2
     assert "test/data-00000-of-00001.arrow" in ignored_files_note(tmp_path)
     (tmp_path / "test" / "data-00000-of-00001.arrow").write_bytes(b"rubbish")
     with pytest.raises(DataError, match="not readable as Arrow"):
-        check(tmp_path / "test")
+        check(data_of(tmp_path / "test"))
 
 
 def test_files_named_like_held_out_data_that_are_learned_too_are_said(tmp_path):
@@ -640,9 +640,9 @@ def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path)
     _file(folder, b"rubbish", name=".hidden.jsonl")
     _file(folder, b"rubbish", name="README.md")
     assert [record.completion for _, record in records(data_of(folder), Bad(False))] == ["one", "two"]
-    before = check(folder).sha256
+    before = data_sha256(folder)
     (folder / "b.jsonl").rename(folder / "c.jsonl")
-    assert check(folder).sha256 != before
+    assert data_sha256(folder) != before
 
 
 def _zip(path, *names):
@@ -666,12 +666,12 @@ def test_a_file_of_another_kind_that_was_renamed_is_named_by_what_it_is(tmp_path
     path = tmp_path / f"data.{suffix}"
     path.write_bytes(content) if isinstance(content, bytes) else _zip(path, *content)
     with pytest.raises(DataError, match=rf"data\.{suffix}: {said}"):
-        check(path)
+        check(data_of(path))
 
 
 def test_parquet_under_another_name_is_named(tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl: this is Parquet by its first bytes"):
-        check(_file(tmp_path, b"PAR1\x15\x04\x15", name="a.jsonl"))
+        check(data_of(_file(tmp_path, b"PAR1\x15\x04\x15", name="a.jsonl")))
 
 
 def test_a_prompt_file_of_another_kind_is_named(tmp_path):
@@ -690,18 +690,18 @@ def test_a_prompt_record_that_ends_in_a_call_asks_what_stands_before_it(tmp_path
 
 def test_what_is_no_data_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"the file is empty"):
-        check(_file(tmp_path))
+        check(data_of(_file(tmp_path)))
     with pytest.raises(DataError, match="no record in it"):
-        check(_file(tmp_path, b" "))
+        check(data_of(_file(tmp_path, b" ")))
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
-        check(tmp_path / "nowhere")
+        check(data_of(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"\.xlsx is no known kind of data"):
-        check(_file(tmp_path, b"a,b", name="data.xlsx"))
+        check(data_of(_file(tmp_path, b"a,b", name="data.xlsx")))
     with pytest.raises(DataError, match="an Office file"):
-        check(_zip(tmp_path / "data.xlsx", "xl/workbook.xml"))
+        check(data_of(_zip(tmp_path / "data.xlsx", "xl/workbook.xml")))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no .* file in this folder"):
-        check(tmp_path / "empty")
+        check(data_of(tmp_path / "empty"))
 
 
 STREAMING = """

@@ -68,13 +68,13 @@ def _survey(path):
 def test_a_file_in_another_encoding_is_named_with_the_command_that_really_converts_it(tmp_path, text, codec, name):
     path = _file(tmp_path, _lines(text).encode(codec), "my 数据.jsonl")
     with pytest.raises(DataError) as refusal:
-        check(path, skip_bad=True)
+        check(data_of(path), skip_bad=True)
     said, _, command = str(refusal.value).partition("reads well: ")
     assert said.startswith(f"{path}: not UTF-8; it looks like {name}")
     subprocess.run(command, shell=True, check=True)
     assert path.read_text("utf-8-sig") == _lines(text)
     assert path.with_name(f"my 数据.jsonl.{name}").read_bytes() == _lines(text).encode(codec)
-    assert check(path).records == check(path.parent).records == 6
+    assert check(data_of(path)).records == check(data_of(path.parent)).records == 6
 
 
 def test_chinese_words_that_are_utf8_by_chance_do_not_hide_gbk(tmp_path):
@@ -82,10 +82,10 @@ def test_chinese_words_that_are_utf8_by_chance_do_not_hide_gbk(tmp_path):
     talks = json.dumps([{"conversations": turns}] * 10, ensure_ascii=False, indent=2)
     path = _file(tmp_path, talks.encode("gbk"), "对话gbk.json")
     with pytest.raises(DataError, match="iconv -f GB18030"):
-        check(path)
+        check(data_of(path))
     shop = "instruction,output\n" + "在吗,在的\n包邮吗,包邮\n谢谢,谢谢\n" * 15
     with pytest.raises(DataError, match="iconv -f GB18030"):
-        check(_file(tmp_path, shop.encode("gbk"), "shop.csv"), skip_bad=True)
+        check(data_of(_file(tmp_path, shop.encode("gbk"), "shop.csv")), skip_bad=True)
 
 
 @pytest.mark.parametrize("broken", ["你好，请问今天的天气怎么样".encode("gbk"), "café".encode("latin1"), b"\xff\xfe"])
@@ -98,7 +98,7 @@ def test_short_utf8_texts_with_one_broken_line_are_still_utf8(tmp_path, text, br
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig"])
 def test_utf8_is_read_with_and_without_a_mark(tmp_path, codec):
     assert foreign_sample(path := _file(tmp_path, _lines(CHINESE).encode(codec))) is None
-    assert check(path).records == 6
+    assert check(data_of(path)).records == 6
 
 
 def test_a_line_in_gbk_among_utf8_is_a_bad_record_and_not_the_end_of_the_file(tmp_path):
@@ -111,13 +111,13 @@ def test_a_line_in_gbk_among_utf8_is_a_bad_record_and_not_the_end_of_the_file(tm
 def test_ascii_until_late_in_the_file_does_not_hide_its_encoding(tmp_path):
     path = _file(tmp_path, _lines("plain", 3000).encode() + _lines(CHINESE).encode("gbk"))
     with pytest.raises(DataError, match="it looks like GB18030"):
-        check(path)
+        check(data_of(path))
 
 
 def test_bytes_that_are_no_known_encoding_are_said_to_be_none(tmp_path):
     path = _file(tmp_path, b'{"text": "\xff\xfe\x81\x00\x81\x81\xff\xff\x90\x90\xff\x81\xff\xff"}\n' * 3)
     with pytest.raises(DataError, match="its encoding is not recognised"):
-        check(path)
+        check(data_of(path))
 
 
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t"), ("a.CSV", ",")])
@@ -199,7 +199,7 @@ def test_a_quote_that_never_ends_is_named_by_the_line_it_begins_in(tmp_path):
 )
 def test_a_header_that_names_no_shape_is_refused_with_what_is_possible(tmp_path, header, said):
     with pytest.raises(DataError) as refusal:
-        check(_file(tmp_path, f"{header}\n1,2,3\n", "a.csv"))
+        check(data_of(_file(tmp_path, f"{header}\n1,2,3\n", "a.csv")))
     assert said in str(refusal.value)
 
 
@@ -213,7 +213,7 @@ def test_columns_are_separated_by_the_sign_that_makes_known_ones_of_the_first_li
 def test_a_csv_from_excel_in_gbk_is_named(tmp_path):
     path = _file(tmp_path, f"instruction,output\r\n{CHINESE},好的\r\n".encode("gbk"), "a.csv")
     with pytest.raises(DataError, match=r"it looks like GB18030.*iconv -f GB18030 -t UTF-8 .*a\.csv > .*a\.csv\.utf8"):
-        check(path)
+        check(data_of(path))
 
 
 def test_a_data_set_of_the_hub_that_is_csv_is_taken_where_nothing_else_is_there():

@@ -121,7 +121,7 @@ def test_the_file_and_the_line_of_such_a_record_are_told(tokenizer, tmp_path):
     source = tmp_path / "a.jsonl"
     rows = [{"messages": [QUESTION, answer]} for answer in (PLAIN, THOUGHTFUL, PLAIN)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert check(source).records == 3, "without the model's template nothing is wrong with it"
+    assert check(data_of(source)).records == 3, "without the model's template nothing is wrong with it"
     tell = lambda *_: None  # noqa: E731
     found, recipe = survey(data_of(source), tell), load_recipe("tiny")
     look = look_into(data_of(source), found, recipe, tokenizer, {}, show=1, skip_bad=False, tell=tell)

@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_preference_is_one_sentence(changes, reason):
 def test_a_goal_is_held_against_the_shape_of_the_data(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps(PAIR))
-    assert check(path).shape == "preference"
+    assert check(data_of(path)).shape == "preference"
     with pytest.raises(DataError, match="which goal sft does not learn from; --set goal=dpo"):
         refuse_other_goal("preference", "sft")
     with pytest.raises(DataError, match=r"goal dpo learns from preferences.*these are messages"):

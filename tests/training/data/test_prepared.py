@@ -484,7 +484,7 @@ from training.data.readers import check
 from training.node.prepare import raw_data
 for run in sys.argv[2:]:
     try:
-        print(check(raw_data(Path(run) / "data", Path(sys.argv[1])).source).records)
+        print(check(raw_data(Path(run) / "data", Path(sys.argv[1]))).records)
     except DataError as error:
         print(error)
 """

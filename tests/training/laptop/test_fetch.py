@@ -20,13 +20,14 @@ from inventory import ssh
 from tests.support.checkpoints import BASE, RANK, adapter_bytes, make_checkpoint
 from tests.support.waiting import until
 from training.laptop import attach, runs
+from training.laptop.download import Download, _read_ahead
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote
 from training.laptop.head_node import HereHead, RemoteHead
 from training.laptop.runs import read_launch
 from training.run.checkpoint_files import FetchError, verify_adapter
 from training.run.folder import Status, newest_step, status_text, was_fetched_to, was_made_in, write_atomically
 from training.run.launch import Host, Launch, LaunchError, launch_text
-from training.text.files import parse_sums, sums_of, sums_text
+from training.text.files import parse_sums, sha256_of, sums_of, sums_text
 
 RUN = "tiny-20260131-154500"
 
@@ -395,6 +396,21 @@ def test_a_reserve_of_this_machines_disk_stays_free_of_all_that_comes_at_once(
         fetch_remote(connect(), str(run), home)
     assert come() == 4 << 20
     assert not list(home.rglob("*.part"))
+
+
+def test_a_part_of_something_else_makes_all_of_its_file_owed_again(connect, run: Path, tmp_path: Path, monkeypatch):
+    file = run / "logs" / "rank-0.log"
+    file.write_bytes(b"x" * 5000)
+    download, owed = Download(connect(), str(run), tmp_path), []
+
+    def read(*arguments):
+        owed.append(sum(download._owed.values()))
+        return _read_ahead(*arguments)
+
+    monkeypatch.setattr("training.laptop.download._read_ahead", read)
+    (tmp_path / "a.part").write_bytes(b"y" * 4000)
+    download.all([("logs/rank-0.log", tmp_path / "a", sha256_of(file))])
+    assert (tmp_path / "a").read_bytes() == file.read_bytes() and owed == [1000, 5000]
 
 
 def test_files_have_a_number_and_what_is_read_whole_has_a_size(connect, server, run: Path, tmp_path: Path, monkeypatch):

@@ -32,7 +32,6 @@ from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
 from training.data.sample import Bad, DataError
-from training.data.source import data_of
 from training.laptop import attach, base_model, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
@@ -491,8 +490,8 @@ def test_several_files_and_folders_are_one_run_in_the_order_given(tmp_path: Path
         (tmp_path / "run" / place).write_bytes(Path(file).read_bytes())
     shipped = records(raw_data(tmp_path / "run" / "data", tmp_path), Bad(False))
     assert [record.completion for _, record in shipped] == ["1", "2", "3", "4"]
-    assert found.source is not None
-    assert [record.completion for _, record in records(data_of(found.source), Bad(False))] == ["1", "2", "3", "4"]
+    assert found.data is not None
+    assert [record.completion for _, record in records(found.data, Bad(False))] == ["1", "2", "3", "4"]
 
 
 def test_of_several_none_is_there_twice_missing_or_of_the_hub(tmp_path: Path):
@@ -519,7 +518,7 @@ NAMED = {
     ("a.jsonl",): ["a.jsonl"],
     ("c",): ["c/a.jsonl", "c/in/x.jsonl"],
     ("a.jsonl", "b/x.jsonl", "c"): ["a.jsonl", "x.jsonl", "c/a.jsonl", "c/in/x.jsonl"],
-    ("a.jsonl", "b/a.jsonl"): ["{here}/a.jsonl", "b/a.jsonl"],
+    ("a.jsonl", "b/a.jsonl", "b/x.jsonl"): ["{here}/a.jsonl", "b/a.jsonl", "x.jsonl"],
 }
 
 

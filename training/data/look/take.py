@@ -59,8 +59,9 @@ def look_into(
         try:
             encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
             limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-            readable = replace(data, files=tuple(file for file in data.files if file.name in survey.readable))
-            reports = Build(encoder, recipe, Path(folder), bad, statistics).run(readable, content="")
+            readable = survey.readable
+            data = replace(data, files=tuple(file for file in data.files if file.name in readable))
+            reports = Build(encoder, recipe, Path(folder), bad, statistics).run(data, content="")
             largest = max(Prepared(Path(folder) / part).largest_id for part in reports)
             limits.check_ids(config, recipe, tokenizer, largest)
         except DataError as error:

@@ -23,7 +23,7 @@ from training.data.hub import HubDataSet
 from training.data.questions import Question, Sampling, from_prompts
 from training.data.readers import check
 from training.data.sample import CURE, DataError
-from training.data.source import given, placed
+from training.data.source import data_of, data_sha256, given, placed
 from training.laptop import attach, new_run, stop_run
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
@@ -219,8 +219,8 @@ def data_to_measure_on(data: Sequence[str], skip_bad: bool = False) -> Measurabl
     if source is None or isinstance(source, HubDataSet):
         raise DataError(f"--data {source}: files or folders are measured on; fab fetches no data set for that")
     paths = source if isinstance(source, tuple) else (source,)
-    summary = check(source, skip_bad, CURE)
-    digest = summary.sha256[:12]
+    summary = check(data_of(source), skip_bad, CURE)
+    digest = data_sha256(source)[:12]
     place = f"{SENT}{digest}"  # what an earlier evaluation sent lies there still
     place += paths[0].suffix if len(paths) == 1 else ""
     names = ", ".join(path.name or path.resolve().name for path in paths)

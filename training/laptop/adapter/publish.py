@@ -16,7 +16,7 @@ from typing import Any
 
 from training.models.card import CardFacts, base_name, card, read_facts
 from training.models.hub import HubError, SilentHubError, hub_of
-from training.run.folder import is_run_id
+from training.run.folder import is_run_id, run_of
 from training.text.counts import size_text
 from training.text.files import (
     ADAPTER_CONFIG,
@@ -76,7 +76,7 @@ class Present:
 
 def local_run(runs: Path, run_id: str) -> Path:
     """The folder of a run that was fetched; without an id the newest one."""
-    known = {path.parent.name: path.parent for path in runs.glob("*/adapter") if is_run_id(path.parent.name)}
+    known = {run_of(path): path.parent for path in runs.glob("*/adapter") if run_of(path)}
     if run_id and run_id in known:
         return known[run_id]
     if is_run_id(run_id) and (runs / run_id / "model").is_dir():

@@ -96,7 +96,7 @@ def _facts(run: Path) -> Row:
         return {"files": [], "checkpoint": None, **object_in(run / REPORT_FACTS)}
     names, data = object_in(run / "data" / NAMES), run / "data" / "prepared"
     return {
-        "files": run_tables.files(_look(object_in(data / LOOK)), names),
+        "files": run_tables.files(run, _look(object_in(data / LOOK)), names),
         "checkpoint": _checkpoint(run / CHECKPOINTS),
         "holds_out": (data / VALIDATION).is_dir(),
     }

@@ -18,6 +18,7 @@ from training.plan.calibration import counted
 from training.run.evaluations import measured_on, scored, trained_on
 from training.text.catalogue import EMPTY_ANSWER, ENGLISH, Say
 from training.text.counts import HOUR, bare, size_text
+from training.text.files import sha256_of
 
 Row = dict[str, Any]
 NOT_KNOWN = "not known"
@@ -216,15 +217,16 @@ def _count(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
-def files(look: Look | None, names: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """Name, size, records and sha256 of each file of the data. `names`: what this run's user calls them, in their
-    order; the look may be of a run before with the same data."""
-    looked_at = look.survey.files if look else ()
-    own = list(names.values()) if len(names) == len(looked_at) else [Path(file.name).name for file in looked_at]
-    return [
-        (name, size_text(file.size, 1000), f"{file.records:,}", file.sha256)
-        for file, name in zip(looked_at, own, strict=True)
-    ]
+def files(run: Path, look: Look | None, names: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    """Name, size, records and sha256 of each file of the data. `names`: what this run's user calls them by their
+    places, in their order; the look may be of a run before with the same data, and an old one has no sha256."""
+    looked_at, rows = look.survey.files if look else (), []
+    own = list(names.items()) if len(names) == len(looked_at) else [("", file.name) for file in looked_at]
+    for file, (place, name) in zip(looked_at, own, strict=True):
+        path = run / "data" / place
+        digest = file.sha256 or (sha256_of(path) if path.is_file() else "")
+        rows.append((Path(str(name)).name, size_text(file.size, 1000), f"{file.records:,}", digest))
+    return rows
 
 
 def answers(evaluation: Row) -> dict[str, Any]:

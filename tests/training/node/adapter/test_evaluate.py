@@ -140,6 +140,15 @@ def test_data_that_were_sent_are_called_as_their_user_does(measured, tmp_path):
     assert str(refusal.value).partition(":")[0] == "数据/a.jsonl"
 
 
+def test_the_same_bytes_under_other_names_are_sent_to_a_place_of_their_own(tmp_path):
+    from training.laptop.adapter.ask import data_to_measure_on
+
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "q", "completion": "a"}\n')
+    sent = [data_to_measure_on([str(tmp_path / f"{name}.jsonl") for name in two]).place for two in ("ab", "ac")]
+    assert sent[0] != sent[1]
+
+
 @pytest.mark.torch
 def test_what_was_trained_on_is_counted_and_nothing_is_said_where_that_is_not_known(measured, tmp_path: Path):
     from training.data.prepared import Writer
