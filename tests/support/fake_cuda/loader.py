@@ -118,7 +118,8 @@ def kind() -> tuple[str, tuple[int, int], int]:
 def load() -> None:
     """Once in a process; a fork of it has cards of its own, by its own environment."""
     its = card()
-    import bitsandbytes  # noqa: F401  # before torch says that it has CUDA: with its kernels for CPUs
+    with contextlib.suppress(ImportError):  # a rank may do without it
+        import bitsandbytes  # noqa: F401  # before torch says that it has CUDA: with its kernels for CPUs
     import torch
     import torch.cuda.nccl
     import torch.cuda.nvtx
