@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,22 +19,18 @@ read."""
 
 
 def names_text(files: Mapping[str, Path | str], source: Source, folder: str = "") -> str:
-    """NAMES for `files` of `source` by their places, those below `folder`. A name is the file's path below the source
-    that it is of, behind the shortest end of the source's own path that no other source has."""
-    ends = _ends(source if isinstance(source, tuple) else (source,))
+    """NAMES for `files` of `source` by their places, those below `folder`. A name is the end of the path as it was
+    typed, from the folder on that was named, and as long as tells it from the ends of all others."""
+    sources = set(source if isinstance(source, tuple) else (source,))
+    local = {place: file for place, file in files.items() if isinstance(file, Path)}
+    counts = Counter(file.parts[-n:] for file in local.values() for n in range(1, len(file.parts) + 1))
     names = {}
-    for place, file in files.items():
-        if isinstance(file, Path):
-            its = next(each for each in (file, *file.parents) if each in ends)
-            names[place.removeprefix(folder)] = str(Path(*ends[its], *file.relative_to(its).parts))
-    return json.dumps(names, indent=1)  # in ASCII: a file's name need not be UTF-8
-
-
-def _ends(sources: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
-    parts = {each: (each.resolve() if each.name in {"", ".."} else each).parts for each in sources}
-    tails = {each: [whole[-n:] for n in range(1, len(whole) + 1)] for each, whole in parts.items()}
-    counts = Counter(tail for each in tails.values() for tail in each)
-    return {each: next((tail for tail in own if counts[tail] == 1), own[-1]) for each, own in tails.items()}
+    for place, file in local.items():
+        its = next(each for each in (file, *file.parents) if each in sources)
+        shortest = min(len(file.relative_to(its).parts) + 1, len(file.parts))
+        ends = (file.parts[-n:] for n in range(shortest, len(file.parts) + 1))
+        names[place.removeprefix(folder)] = str(Path(*next((end for end in ends if counts[end] == 1), file.parts)))
+    return json.dumps(names, ensure_ascii=False, indent=1)
 
 
 def called_by_user(folder: Path, names: Path) -> Callable[[Path], str]:

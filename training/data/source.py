@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ MAGIC = {
     b"ARROW1": "Arrow",
 }
 """What a file is that begins with these bytes, whatever its name ends in."""
+NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""In a path: control characters, and bytes that are not UTF-8."""
 Source = Path | tuple[Path, ...]
 """A file or a folder of them; or several, one after another."""
 
@@ -86,11 +89,13 @@ def can_check_here(data: Data) -> bool:
 
 
 def data_files(source: Source) -> list[Path]:
-    """The files to read, in order. DataError where there is none, one of no known kind, or one of several twice."""
-    if not isinstance(source, tuple):
-        return _files_in(source)
-    files = [file for each in source for file in _files_in(each)]
-    places = Counter(file.resolve() for file in files)
+    """The files to read, in order. DataError where there is none, one of no known kind or name, or one of several
+    twice."""
+    sources = source if isinstance(source, tuple) else (source,)
+    files = [file for each in sources for file in _files_in(each)]
+    if odd := next((file for file in files if NO_TEXT.search(str(file))), None):
+        raise DataError(f"{str(odd)!a}: this path is not UTF-8, or has control characters; rename it")
+    places = Counter(file.resolve() for file in files) if len(sources) > 1 else Counter()
     if twice := next((file for file in files if places[file.resolve()] > 1), None):
         raise DataError(f"{twice} is given twice: say it once")
     return files

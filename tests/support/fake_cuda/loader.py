@@ -121,6 +121,7 @@ def load() -> None:
     with contextlib.suppress(ImportError):  # a rank may do without it
         import bitsandbytes  # noqa: F401  # before torch says that it has CUDA: with its kernels for CPUs
     import torch
+    import torch._dynamo  # it hashes functions of torch.cuda, as those of a C library cannot be
     import torch.cuda.nccl
     import torch.cuda.nvtx
 

@@ -704,6 +704,20 @@ def test_what_is_no_data_is_refused_by_name(tmp_path):
         check(data_of(tmp_path / "empty"))
 
 
+@pytest.mark.parametrize("name", [b"\xb2\xe2.jsonl", b"a\nb.jsonl", b"d\xff/a.jsonl"])
+def test_a_path_that_is_no_text_is_refused_before_anything_is_read(tmp_path, name):
+    file = tmp_path / os.fsdecode(name)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(PAIR))
+    for source in (file, file.parent, (file,)):
+        with pytest.raises(DataError, match="rename"):
+            data_files(source)
+    wide = tmp_path / "in" / "测\u3000试.jsonl"
+    wide.parent.mkdir()
+    wide.write_text(json.dumps(PAIR))
+    assert data_files(wide) == [wide]
+
+
 STREAMING = """
 import resource, sys
 from pathlib import Path

@@ -517,8 +517,9 @@ def test_bad_records_come_with_what_can_be_done_and_those_alone_without_leaving_
 NAMED = {
     ("a.jsonl",): ["a.jsonl"],
     ("c",): ["c/a.jsonl", "c/in/x.jsonl"],
-    ("a.jsonl", "b/x.jsonl", "c"): ["a.jsonl", "x.jsonl", "c/a.jsonl", "c/in/x.jsonl"],
+    ("a.jsonl", "b/x.jsonl", "c"): ["{here}/a.jsonl", "b/x.jsonl", "c/a.jsonl", "c/in/x.jsonl"],
     ("a.jsonl", "b/a.jsonl", "b/x.jsonl"): ["{here}/a.jsonl", "b/a.jsonl", "x.jsonl"],
+    ("c", "b/a.jsonl"): ["c/a.jsonl", "c/in/x.jsonl", "b/a.jsonl"],
 }
 
 

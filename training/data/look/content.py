@@ -67,8 +67,8 @@ class Look:
         return count if count < FEWEST else None
 
     def text(self) -> str:
-        """As JSON; `look_from` reads it back. In ASCII: a file's name need not be UTF-8."""
-        return json.dumps(asdict(self))
+        """As JSON; `look_from` reads it back."""
+        return json.dumps(asdict(self), ensure_ascii=False)
 
 
 def look_from(values: Any) -> Look:

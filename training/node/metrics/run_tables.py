@@ -221,11 +221,11 @@ def files(run: Path, look: Look | None, names: Mapping[str, str]) -> list[tuple[
     """Name, size, records and sha256 of each file of the data. `names`: what this run's user calls them by their
     places, in their order; the look may be of a run before with the same data, and an old one has no sha256."""
     looked_at, rows = look.survey.files if look else (), []
-    own = list(names.items()) if len(names) == len(looked_at) else [("", file.name) for file in looked_at]
+    own = list(names.items()) if len(names) == len(looked_at) else [("", Path(file.name).name) for file in looked_at]
     for file, (place, name) in zip(looked_at, own, strict=True):
         path = run / "data" / place
         digest = file.sha256 or (sha256_of(path) if path.is_file() else "")
-        rows.append((Path(str(name)).name, size_text(file.size, 1000), f"{file.records:,}", digest))
+        rows.append((str(name), size_text(file.size, 1000), f"{file.records:,}", digest))
     return rows
 
 
