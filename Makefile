@@ -27,7 +27,7 @@ NO_VECTORS := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE
 demo: system $(VENV)/control
 	$(DEMO) PATH="$(CURDIR)/$(BIN):$$PATH" sh inventory/localcloud/demo.sh
 
-# What an interrupted demo leaves; a whole one leaves nothing.
+# The hosts and disks that an interrupted demo leaves; a whole one leaves none.
 demo-down: $(VENV)/control
 	$(DEMO) $(BIN)/fab local.down --yes
 

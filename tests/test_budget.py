@@ -26,7 +26,7 @@ ROOMS = {
     "snapshots/on_node": (115, 3),
     "training": (0, 1),
     "training/cost": (789, 9),
-    "training/data": (2513, 27),
+    "training/data": (2514, 27),
     "training/data/look": (188, 4),
     "training/laptop": (3996, 30),
     "training/laptop/adapter": (590, 5),

@@ -123,11 +123,12 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
-        unknown = f"{path.suffix or 'no suffix'} is no known kind of data; {splits.kinds()} are"
         try:
-            raise DataError(f"{path}: {other_kind(path) or unknown}")
+            fault = other_kind(path)
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror}") from error
+            fault = str(error.strerror)
+        unknown = f"{path.suffix or 'no suffix'} is no known kind of data; {splits.kinds()} are"
+        raise DataError(f"{path}: {fault or unknown}")
     return [path]
 
 

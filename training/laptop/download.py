@@ -185,7 +185,7 @@ class Download:
     def _room_for(self, name: str, size: int, resumed_bytes: int) -> Iterator[None]:
         """Inside, what is missing of a file is held against the disk, with what the others still need."""
         with self._lock:
-            owed = sum(self._owed.values())  # before the disk: what is written between the two counts twice, not never
+            owed = sum(self._owed.values())  # first: bytes that are written meanwhile count twice, not never
             disk = shutil.disk_usage(self.local)
             reserve = min(RESERVE_BYTES, disk.total // 20)
             free = disk.free - reserve - owed

@@ -4,8 +4,8 @@ Half a million objects are made that stay, and at its usual pace the collector l
 third of the seconds of such an import. Importing this module, before any other (pyproject.toml sees to that), makes the
 pace slower; `all_imported` sets it back, and what is there by then is never looked at again.
 
-What nothing here uses is not imported at all: torch's compiler, which DeepSpeed and bitsandbytes would load, and the
-packages that the environment says to hide (training/text/hidden.py).
+What nothing here uses is not imported at all: torch's inductor, which bitsandbytes would load, and the packages that
+the environment says to hide (training/text/hidden.py).
 """
 
 import gc

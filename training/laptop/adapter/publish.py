@@ -76,7 +76,7 @@ class Present:
 
 def local_run(runs: Path, run_id: str) -> Path:
     """The folder of a run that was fetched; without an id the newest one."""
-    known = {run_of(path): path.parent for path in runs.glob("*/adapter") if run_of(path)}
+    known = {run: path.parent for path in runs.glob("*/adapter") if (run := run_of(path))}
     if run_id and run_id in known:
         return known[run_id]
     if is_run_id(run_id) and (runs / run_id / "model").is_dir():
