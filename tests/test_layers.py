@@ -89,6 +89,11 @@ MAY = (
         may_not=("training.node",),
     ),
     May(
+        ("training/laptop/on_head/*",),
+        ("training.laptop.on_head",),
+        "it is sent to heads that have nothing else of ours",
+    ),
+    May(
         ("training/node/diagnosis/*",),
         ("training",),
         "what a run costs it asks training/cost, as the plan does",

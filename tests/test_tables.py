@@ -142,7 +142,7 @@ def an_evaluation():
 
 def a_cluster():
     node = Node("te1", 0, ADDRESS, ADDRESS, "root", 22, Path(), Path(), 1)
-    head = SimpleNamespace(shell=lambda *_: "0", name="te1", runs=Path("/data/runs"), here=False)
+    head = SimpleNamespace(name="te1", runs=Path("/data/runs"), here=False)
     status.show(
         SimpleNamespace(head=head, nodes=(node,), ask_all=lambda _: {"te1": f"no answer from {ADDRESS}: {LONG}"})
     )
@@ -242,6 +242,7 @@ def test_at_80_columns_only_words_wrap(name, monkeypatch, capsys, tmp_path):
         return render(self, *given)
 
     monkeypatch.setattr(Grid, "__rich_console__", seen)
+    monkeypatch.setattr(status, "under_notice", lambda cluster: [])
     monkeypatch.setattr(status, "disk_record", lambda head: None)
     monkeypatch.setattr(status.runs, "all_runs", lambda head: [])
     monkeypatch.setenv("COLUMNS", str(AT_80))

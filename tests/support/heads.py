@@ -10,7 +10,7 @@ from typing import Any
 
 from inventory.nodes import Node
 from inventory.settings import Network, Settings
-from training.laptop.head_node import Head, RemoteHead
+from training.laptop.head_node import Head, HereHead, RemoteHead
 from training.laptop.open_cluster import Session
 from training.run.folder import REMOTE_RUNS
 
@@ -48,6 +48,8 @@ class HeadOver(RemoteHead):
         super().__init__(node())
         self.runs = runs
         self._connect = connect  # type: ignore[method-assign]
+
+    ask = HereHead.ask
 
 
 def cluster_of(head: Head, nodes: Sequence[Node] = (), line_rate_gbps: float = 0, name: str = "mine") -> Session:

@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
+from tests.support.waiting import until
 from training.run.folder import CLAIM, LAUNCH, METRICS, STATUS, Status, begun, status_text
 
 
@@ -29,14 +31,23 @@ def make_run(folder, run_id, *, state="finished", steps=(), claim="mine", run_di
 
 
 @contextmanager
+def supervisor_of(run):
+    """Inside, a program with the command line of the run's supervisor waits for the end of its input. Gives that."""
+    name = ["-m", "training.node.supervision.supervise", "--run", str(run)]
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()", *name]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+        words = Path(f"/proc/{supervisor.pid}/cmdline")
+        until(lambda: bytes(run) in words.read_bytes(), "its command line, which a new program has not at once")
+        try:
+            yield supervisor
+        finally:
+            supervisor.kill()
+
+
+@contextmanager
 def going_on(folder, run_id):
     """Inside, a run of that id is going on there: its supervisor is a program that waits. Gives that."""
     run = make_run(folder, run_id, state="running", run_dir=str(folder / run_id))
-    name = ["-m", "training.node.supervision.supervise", "--run", str(run)]
-    supervisor = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *name])
-    try:
+    with supervisor_of(run) as supervisor:
         (run / STATUS).write_text(json.dumps({"run_id": run_id, "state": "running", "supervisor_pid": supervisor.pid}))
         yield supervisor
-    finally:
-        supervisor.kill()
-        supervisor.wait()

@@ -19,6 +19,7 @@ from training.cost.memory import file_bytes
 from training.cost.shape import known_shape
 from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
+from training.laptop.on_head import fs, machines
 from training.models import tiny
 from training.models.derive import MERGED
 from training.models.folder import described, state_of
@@ -49,8 +50,6 @@ CONFIG = "config.json"
 NEEDED_HERE = ("torch", "deepspeed", "transformers", "peft")
 EXTRA = "pip install -e '.[train]'"
 PINS = Path(__file__).parents[2] / "deploy" / "requirements.in"
-GONE = "gone"
-"""What a head answers of a model's folder that is not there, or has no weights."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +97,13 @@ def base_model_on_head(
 ) -> BaseModel:
     """What the base deploy recorded for a model on the head. LaunchError where the node is not ready. `base_model`: as
     the recipe names it, to say how much there is to fetch."""
-    folder = shlex.quote(f"{launch.models}/{model_dir}")
-    read = f"cat {folder}/{ORIGIN} 2>/dev/null; echo; echo {SUMS}; cat {folder}/{SUMS} 2>/dev/null; true"
-    others = shlex.join(host.name for host in launch.hosts[1:])  # whom the deploy makes known by name
-    known = f"{{ getent hosts {others} >/dev/null && echo env || echo alone; }}" if others else "echo env"
-    env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && {known}; {read}").partition("\n")
-    record, _, sums = content.partition(f"\n{SUMS}\n")
     deploy = f"run the base deploy: {launch.deploy}"
-    if env == "alone":
+    refuse_no_environment(head, launch)
+    others = [host.name for host in launch.hosts[1:]]  # whom the deploy makes known by name
+    if others and head.ask(machines.unresolved, others):
         raise LaunchError(f"{head.name} does not know the other nodes by name; {deploy}")
-    if env != "env":
-        raise LaunchError(_no_environment(head, launch))
+    folder = f"{launch.models}/{model_dir}"
+    record, sums = (head.ask(fs.text, f"{folder}/{name}") or "" for name in (ORIGIN, SUMS))
     if not record.strip():
         what = f"{head.name} has no model {model_dir} at {launch.models}"
         if name := name_of_folder(names, model_dir):
@@ -130,12 +125,10 @@ def _to_fetch(base_model: Base | None) -> str:
 
 def refuse_no_environment(head: Head, launch: Launch) -> None:
     """LaunchError where the head has not the Python that our programs are run with there."""
-    if head.shell(f"test -x {shlex.quote(launch.python)} && echo env; true").strip() != "env":
-        raise LaunchError(_no_environment(head, launch))
-
-
-def _no_environment(head: Head, launch: Launch) -> str:
-    return f"{head.name} has no Python environment at {ENV_FOLDER}; run the base deploy: {launch.deploy}"
+    if not head.ask(fs.executable, launch.python):
+        raise LaunchError(
+            f"{head.name} has no Python environment at {ENV_FOLDER}; run the base deploy: {launch.deploy}"
+        )
 
 
 def check_python_here() -> None:
@@ -183,16 +176,13 @@ def refuse_gone(head: Head, launch: Launch, model_dir: str, base: Base, names: S
     """LaunchError where the base model of a run is not at its place on the head any more, or is there as links to
     files that are gone or have other weights since."""
     place = f"{launch.models}/{model_dir}"
-    folder = shlex.quote(place)
-    links = f'for f in {folder}/*; do [ -e "$f" ] || readlink "$f"; done'
-    whole = f"[ -e {folder}/{CONFIG} ] && ls {folder}/*.safetensors >/dev/null 2>&1"
-    dead = head.shell(f"{links}; {whole} || echo {GONE}; true").split("\n")
-    if not dead[0]:
+    found = head.ask(machines.model, place)
+    if found["whole"] and not found["gone"]:
         if head.here and base.folder:
             _refuse_changed(base.folder, Path(place), launch.run_id)
         return
-    if dead[0] != GONE:
-        raise LaunchError(model_gone(launch.run_id, Path(dead[0])))
+    if found["gone"]:
+        raise LaunchError(model_gone(launch.run_id, Path(found["gone"][0])))
     if head.here and base.folder and is_merged(base.folder) and not base.folder.is_dir():
         raise LaunchError(model_gone(launch.run_id, base.folder / CONFIG))
     what = f"the base model of {launch.run_id} is gone: {head.name} has it no more at {place}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.laptop import new_run, runs
 from training.laptop.head_node import Head, HereHead
+from training.laptop.on_head import fs
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe
 from training.recipe.tables import DPO, Lora
@@ -83,13 +83,12 @@ class EarlierAdapter:
         """Weights and record into a new run's folder, compared with their checksum. Raises LaunchError."""
         files: dict[str, Path | str] = {RECORD: record_text(self.stages)}
         if self.head is head:
-            target = shlex.quote(f"{launch.run_dir}/{WEIGHTS}")
-            head.shell(f'mkdir -p "$(dirname {target})" && cp {shlex.quote(str(self.weights))} {target}', 600)
+            head.ask(fs.copy, self.weights, f"{launch.run_dir}/{WEIGHTS}")
         else:
             files[WEIGHTS] = self.weights
         new_run.upload(head, launch, files)
         wanted = self.stages[-1].adapter
-        if head.shell(f"sha256sum {shlex.quote(f'{launch.run_dir}/{WEIGHTS}')}", 60).split()[0] != wanted:
+        if head.ask(fs.sha256, f"{launch.run_dir}/{WEIGHTS}") != wanted:
             raise LaunchError(f"--from-adapter {self.run_id}: {self.weights} is damaged on {self.head.name}")
 
 
@@ -104,12 +103,11 @@ def find(head: Head, run_id: str) -> EarlierAdapter:
 
 
 def _read(head: Head, run_id: str, step: int) -> EarlierAdapter:
-    run = shlex.quote(str(head.runs / run_id))
-    folder = f"{run}/{checkpoint_folder(step)}"
+    folder = checkpoint_folder(step)
     try:
-        sums = parse_sums(head.shell(f"cat {folder}/{SUMS}"))
-        state = bounded_json(head.shell(f"cat {folder}/{STATE}"))
-        before = parse_record(head.shell(f"cat {run}/{RECORD} 2>/dev/null; true"))
+        sums = parse_sums(runs.file_of(head, run_id, f"{folder}/{SUMS}"))
+        state = bounded_json(runs.file_of(head, run_id, f"{folder}/{STATE}"))
+        before = parse_record(head.ask(fs.text, head.runs / run_id / RECORD) or "")
         digest = sums.get(f"adapter/{ADAPTER_WEIGHTS}")
         if digest is None:
             raise LaunchError(f"--from-adapter {run_id}: it trained the whole model, there is no adapter to go on with")

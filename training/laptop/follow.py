@@ -1,11 +1,10 @@
-"""Watch a run from outside: one small command a look, its answer parsed. Pure but for the loop.
+"""Watch a run from outside, look by look. Pure but for the loop.
 
 The loop survives a broken connection for a while; the run does not depend on it at all.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,25 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from training.cost.pace import cost_so_far
-from training.run.folder import (
-    ENDED,
-    LAUNCH,
-    METRICS,
-    STATUS,
-    Status,
-    begun,
-    is_run_id,
-    parse_metrics,
-    parse_status,
-    unit_of,
-)
+from training.laptop.on_head.run_folders import LookAnswer
+from training.run.folder import ENDED, METRICS, STATUS, Status, begun, is_run_id, parse_metrics, parse_status
 from training.text.counts import money, size_text
-from training.text.files import figure_in, is_figure
+from training.text.files import is_figure
 
-SEPARATOR = "\x1e"
 LOOK_EVERY_S = 1.5
 PATIENCE_S = 30.0
-LINES = 20
 STEP_KEYS = frozenset({"step", "total_steps", "step_s", "loss", "lr", "tokens_per_s", "memory_gib"})
 EVALUATION_KEYS = frozenset({"step", "validation_loss"})
 """What is shown of a line of metrics.jsonl."""
@@ -115,61 +102,26 @@ class RunLook:
         return "; ".join(filter(None, (self.status.reason if self.status else "", self.fault)))
 
 
-def look_command(run_dir: str, here: bool = False) -> str:
-    """A shell command that prints one look at a run."""
-    return _look(shlex.quote(run_dir), run_dir.rsplit("/", 1)[-1], here)
-
-
-def list_command(runs: str, here: bool = False) -> str:
-    """A shell command that prints a look at every run in a folder."""
-    one = _look('"$PWD"', '"${PWD##*/}"', here)
-    each = f'cd "$d" && [ -f {LAUNCH} ] && {{ {one}; printf "\\035"; }}'
-    return f"for d in {shlex.quote(runs)}/*/; do {each}; done; true"
-
-
-def _look(folder: str, run_id: str, here: bool) -> str:
-    """`folder` and `run_id` are shell words."""
-    # asked to stop it is deactivating, which is-active's exit code does not count, until the ranks have saved
-    by_unit = f"systemctl is-active {unit_of('')}{run_id} | grep -qx -e active -e deactivating"
-    # the supervisor's pid may be another program's by now
-    pid = f"$(sed -n 's/.*\"supervisor_pid\": *\\([0-9]*\\).*/\\1/p' {folder}/{STATUS})"
-    words = f"-e '-m training.node.supervision.supervise --run '{folder}"
-    by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF {words}; }} 2>/dev/null"
-    newest_evaluation = f"grep '\"validation_loss\".*}}$' {folder}/{METRICS} 2>/dev/null | tail -n 1"
-    return (
-        f"printf '%s\\036' {run_id}; cat {folder}/{STATUS} 2>/dev/null; "
-        f"printf '\\036'; {by_pid if here else by_unit} && echo alive; "
-        f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; "
-        f"printf '\\036'; {newest_evaluation}; true"
-    )
-
-
-def parse_look(text: str) -> RunLook:
-    """A look from what `look_command` printed; what of it cannot be read is its fault, and the rest stands."""
+def read_look(answer: LookAnswer) -> RunLook:
+    """A look from what a head answered; what of its files cannot be read is its fault, and the rest stands."""
+    run_id, now, faults = answer["run"], answer["now"], list[str]()
+    status = None
     try:
-        run_id, status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 5)
-        if not (clock := figure_in(now)):
-            raise ValueError(now)
-    except ValueError:
-        named = text.split(SEPARATOR, 1)[0]
-        fault = "it cannot be looked at: its files hold control characters"
-        return RunLook(None, False, (), run_id=named if is_run_id(named) else "", fault=fault)
-    status, faults = None, []
-    try:
-        status = parse_status(status_part) if status_part.strip() else None
+        status = parse_status(answer["status"]) if answer["status"].strip() else None
         if status and status.run_id != run_id:
             raise ValueError(f"it is of {status.run_id!r}")
     except ValueError as error:
         status = None
         faults.append(f"its {STATUS} cannot be read ({error})")
+    metrics, evaluation = answer["metrics"], answer["evaluation"]
     (rows, _, bad), (evaluations, _, _) = parse_metrics(metrics.encode()), parse_metrics(evaluation.encode())
     if bad:
         faults.append(f"{bad} of the last lines of its {METRICS} cannot be read")
     return RunLook(
         status,
-        alive.strip() == "alive",
+        answer["alive"],
         tuple(row for row in rows if _has_numbers(row, STEP_KEYS)),
-        clock - status.updated if status else 0.0,
+        now - status.updated if status and is_figure(now) else 0.0,
         next((row for row in reversed(evaluations) if _has_numbers(row, EVALUATION_KEYS)), None),
         run_id,
         "; ".join(faults),
@@ -182,9 +134,9 @@ def _has_numbers(row: dict[str, Any], keys: frozenset[str]) -> bool:
     return all(map(is_figure, values))
 
 
-def parse_list(text: str) -> list[RunLook]:
-    """The looks of `list_command`, those that have not begun left out, oldest run first."""
-    looks = [parse_look(part) for part in text.split("\x1d") if part.strip()]
+def read_looks(answers: Sequence[LookAnswer]) -> list[RunLook]:
+    """Of all runs, those that have not begun left out, oldest run first."""
+    looks = map(read_look, answers)
     shown = [look for look in looks if is_run_id(look.run_id) and (look.status or look.alive or look.fault)]
     return sorted(shown, key=lambda look: look.status.started if look.status else begun(look.run_id))
 

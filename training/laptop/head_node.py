@@ -1,4 +1,4 @@
-"""The head as the laptop sees it: a shell, files put and fetched, and what its nodes have."""
+"""The head as the laptop sees it: what it answers, files put and fetched, and what its nodes have."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import shlex
 import shutil
 import subprocess
 import tarfile
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from paramiko import SFTPError, SSHException
 
 from inventory import node_program, ssh
 from inventory.node_program import Program
 from inventory.nodes import Node
+from training.laptop import asking
+from training.laptop.asking import Questions, VerbError
+from training.laptop.on_head import fs, machines, run_folders
+from training.laptop.on_head.machines import HardwareAnswer
 from training.plan.facts import Card, NodeHardware, slowest_first
 from training.run.folder import REMOTE_RUNS, STATUS, STOP
 from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
@@ -29,8 +35,17 @@ if TYPE_CHECKING:
     from paramiko import SFTPClient
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ANSWER_S = 20.0
-"""A cut connection shows no error for many minutes; a command unanswered for this long is taken for one."""
+"""A cut connection shows no error for many minutes; a question unanswered for this long is taken for one."""
+LONGER_S: dict[Callable[..., Any], float] = {
+    **dict.fromkeys((run_folders.whole_checkpoint, run_folders.unpack, fs.copy, fs.sha256), 600.0),
+    **dict.fromkeys((run_folders.details, fs.remove, fs.link_tree), 120.0),
+    **dict.fromkeys((run_folders.discard, run_folders.remove_abandoned, run_folders.start), 60.0),
+    machines.hardware_of: 30.0,
+}
+"""Questions that take a head longer."""
 NOT_STARTED = "the supervisor did not start; it said so in {folder}/logs/supervisor.log"
 
 
@@ -49,6 +64,9 @@ class Head(Protocol):
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         """stdout of a shell command, as root. Raises HeadError where it fails or nothing answers."""
+
+    def ask(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """What a function of on_head answers there, as root. Raises HeadError where it fails or nothing answers."""
 
     def make_runs(self) -> None:
         """See to it that the folder of runs is there. Raises HeadError where its disk is not."""
@@ -71,10 +89,13 @@ class RemoteHead:
 
     here = False
 
-    def __init__(self, node: Node, deploy: str = "") -> None:
+    def __init__(self, node: Node, deploy: str = "", answer_s: float = ANSWER_S) -> None:
         """`deploy`: the command that makes the node ready, for whoever is to write there."""
         self.node, self.name, self.runs, self._deploy = node, node.name, REMOTE_RUNS, deploy
+        self._answer_s = answer_s
         self._connection: Any = None
+        self._questions: Questions | None = None
+        self._opening = threading.Lock()
         self._reads_runs = False
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
@@ -84,29 +105,34 @@ class RemoteHead:
             self.close()
             raise HeadError(str(error) or type(error).__name__) from error
 
-    def make_runs(self) -> None:
-        disk, runs = shlex.quote(str(self.runs.parent)), shlex.quote(str(self.runs))
-        make = f"mountpoint -q {disk} && mkdir -p {runs} && {self._own_runs} && echo mounted; true"
-        if self.shell(make).strip() != "mounted":
-            raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent, deploy=self._deploy)}")
+    def ask(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        try:  # in a thread of its own, which reads the answer to the end also where Ctrl-C ends the wait for it
+            return within(LONGER_S.get(verb, self._answer_s), lambda: self._talked().ask(verb, *arguments, **named))
+        except VerbError as error:
+            raise HeadError(f"{self.name}: {error}") from error
+        except Exception as error:  # of ssh, of the socket, of time
+            self.close()
+            raise HeadError(str(error) or type(error).__name__) from error
 
-    @property
-    def _own_runs(self) -> str:
-        """A shell command after which runs are read by root and whoever logs in, who fetches over sftp without sudo,
-        and by nobody else of a shared machine. Files inside need no modes of their own."""
-        runs = shlex.quote(str(self.runs))
-        cache = shlex.quote(str(self.runs.parent / "cache"))  # data that were prepared
-        return f'chown "${{SUDO_UID:-0}}" {runs} && chmod 700 {runs} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}'
+    def _talked(self) -> Questions:
+        with self._opening:
+            if self._questions is None:
+                self._questions = Questions(self.talk(f"exec {shlex.join(asking.ARGV)}"))
+            return self._questions
+
+    def make_runs(self) -> None:
+        if not self.ask(run_folders.make_runs, self.runs):
+            raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent, deploy=self._deploy)}")
 
     def put(self, archive: Path, folder: Path) -> None:
         self.make_runs()
-        remote_path, target = f"/tmp/spotune-{secrets.token_hex(16)}", shlex.quote(str(folder))
+        remote_path = f"/tmp/spotune-{secrets.token_hex(16)}"
         try:
             self._send(archive, remote_path)
-            self.shell(f"mkdir -p {target}/logs && tar -C {target} --no-same-owner -xzf {remote_path}", 600)
+            self.ask(run_folders.unpack, remote_path, folder)
         finally:
             with contextlib.suppress(HeadError):  # it has gone away, or the reason is being raised already
-                self.shell(f"rm -f {remote_path}")
+                self.ask(fs.remove, remote_path)
 
     def _send(self, archive: Path, remote_path: str) -> None:
         """To a file that must not exist before and is the login user's alone, in a folder that is everybody's."""
@@ -125,20 +151,15 @@ class RemoteHead:
             ) from error
 
     def start(self, launch: Launch) -> None:
-        which = f"stat -c '%i %.9Y' {launch.run_dir}/{STATUS} 2>/dev/null"
-        was = self.shell(f"rm -f {launch.run_dir}/{STOP}; {which} || :").strip()
-        # the old status stays until there is another: a run without one is not found
-        begun = f'[ "$({which})" = {shlex.quote(was)} ] || exit 0'
-        waited = f"for _ in $(seq {ANSWER_S * 10:.0f}); do {begun}; sleep 0.1; done"
-        late = f"echo {shlex.quote(NOT_STARTED.format(folder=launch.run_dir))} >&2; exit 1"
-        self.shell(f"{shlex.join(unit_argv(launch))} && {{ {waited}; {late}; }}", 3 * ANSWER_S)
+        if not self.ask(run_folders.start, launch.run_dir, unit_argv(launch), ANSWER_S):
+            raise HeadError(f"{self.name}: {NOT_STARTED.format(folder=launch.run_dir)}")
 
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection. Raises HeadError where the node's shell speaks first."""
 
         def opened() -> SFTPClient:
             if not self._reads_runs:
-                ssh.run(self._open(), f"[ ! -d {shlex.quote(str(self.runs))} ] || {{ {self._own_runs}; }}")
+                self._talked().ask(run_folders.own_runs, self.runs)
                 self._reads_runs = True
             try:
                 channel: SFTPClient = self._open().client.open_sftp()
@@ -157,6 +178,7 @@ class RemoteHead:
 
     def close(self) -> None:
         """Give the connection up."""
+        self._questions = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -188,6 +210,12 @@ class HereHead:
         if done.returncode != 0:
             raise HeadError(f"{command.split(maxsplit=1)[0]}: {done.stderr.strip()}")
         return done.stdout
+
+    def ask(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return verb(*arguments, **named)
+        except OSError as error:
+            raise HeadError(f"{self.name}: {error}") from error
 
     def make_runs(self) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
@@ -234,53 +262,24 @@ def _which(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns  # a number that is free again is given to the next file
 
 
-QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
-CARDS = f'cards=$({QUERY}) && echo "$cards" | sed s/^/card=/'
-"""Nothing where it fails, whatever it says then."""
-RAM = "{ awk '/^MemTotal:/ {print $2}' /proc/meminfo || echo $(($(sysctl -n hw.memsize) / 1024)); } 2>/dev/null"
-ASK = f"{{ {CARDS}; printf ram=; {RAM}; }}"
-"""A line for each card, then the KiB of RAM."""
-REACH = "timeout 20 ssh -n -o BatchMode=yes -o ConnectTimeout=5"
-NODES_S = 30.0
-SEPARATOR = "\x1e"
-
-
-DISK = "df -Pk {disk} 2>/dev/null | awk 'END {{print \"disk=\" $4}}'; "
-"""KiB that are free where runs lie."""
-
-
 def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
     """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
 
     Where the ranks compute on the CPU no node has cards, whatever it has.
     """
     first, *others = launch.hosts
-    ask = DISK.format(disk=shlex.quote(launch.data_disk)) * bool(launch.data_disk) + ASK
-    asks = {first.name: f"sh -c {shlex.quote(ask)}"}
-    asks |= {host.name: f"{REACH} {shlex.quote(host.name)} {shlex.quote(ask)}" for host in others}
-    answer = head.shell(" ".join(_block(name, ask) for name, ask in asks.items()) + " wait", NODES_S)
-    blocks = [block.partition("\n") for block in answer.split(SEPARATOR)[1:]]
-    hardware = {name: _hardware(name, content) for name, _, content in blocks}
-    its = hardware.get(first.name) or NodeHardware(first.name, 1, (), inf)
-    nodes = [replace(hardware.get(host.name) or its, name=host.name, slots=host.slots) for host in launch.hosts]
+    its = _hardware(first.name, head.ask(machines.hardware, launch.data_disk))
+    asked = [host.name for host in others]
+    answers = head.ask(machines.hardware_of, asked, launch.data_disk, list(asking.ARGV), asking.code()) if asked else {}
+    hardware = {name: _hardware(name, answer) for name, answer in answers.items()}
+    nodes = [replace(hardware.get(host.name, its), name=host.name, slots=host.slots) for host in launch.hosts]
     on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
     return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)
 
 
-def _block(name: str, ask: str) -> str:
-    """Asks meanwhile; prints a node's answer in one piece, with its name before it."""
-    return f"{{ out=$({ask} 2>/dev/null); printf '\\036%s\\n%s\\n' {shlex.quote(name)} \"$out\"; }} &"
-
-
-def _hardware(name: str, content: str) -> NodeHardware | None:
-    """From what a node printed; None where that is not an answer. What its shell adds is read over."""
-    fields: dict[str, list[str]] = {"card": [], "ram": [""], "disk": [""]}
-    for key, _, value in (line.partition("=") for line in content.splitlines()):
-        if key in fields and value:
-            fields[key].append(value)
-    ram, free = figure_in(fields["ram"][-1]) * 1024.0, fields["disk"][-1]
-    disk_free = figure_in(free) * 1024.0 if free else inf
-    return NodeHardware(name, 1, tuple(map(_card, fields["card"])), ram, disk_free) if ram else None
+def _hardware(name: str, answer: HardwareAnswer) -> NodeHardware:
+    disk_free = inf if answer["disk_free"] is None else max(0.0, answer["disk_free"])
+    return NodeHardware(name, 1, tuple(map(_card, answer["cards"])), max(0.0, answer["ram_bytes"]) or inf, disk_free)
 
 
 def _card(line: str) -> Card:

@@ -3,14 +3,14 @@ it. Of other clusters' runs those on the same cards count too."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from inventory.nodes import Node
-from training.laptop.head_node import ANSWER_S, Head, HeadError, RemoteHead
+from training.laptop.head_node import Head, HeadError, RemoteHead
+from training.laptop.on_head import fs
 from training.laptop.runs import CHECK
 from training.plan import calibration
 from training.plan.calibration import Calibration, MeasuredRun
@@ -21,7 +21,6 @@ from training.run.folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
 HEAD_S = 4.0
 """What `fab plan` waits for a head at most."""
 NEWEST = 40
-SEPARATOR = "\x1e"
 
 
 @dataclass(frozen=True)
@@ -58,23 +57,13 @@ def fetched(cluster: str) -> Measurements:
     return Measurements(made, tuple(runs))
 
 
-def of_head(head: Head, timeout_s: float = ANSWER_S) -> Measurements:
-    """What lies on a head, in one command. Raises HeadError where it does not answer."""
+def of_head(head: Head) -> Measurements:
+    """What lies on a head. Raises HeadError where it does not answer."""
     path = calibration.calibration_file(head.runs)
-    made, check, *runs = [*head.shell(command(str(head.runs)), timeout_s).split(SEPARATOR), ""][: 2 + NEWEST]
-    measured_runs = tuple(_runs((head.name, each) for each in runs if each.strip()))
-    return Measurements(_calibration(head.name, path, made), measured_runs, tuple(_checks(head.name, check)))
-
-
-def command(runs: str) -> str:
-    """A shell command that prints the calibration, the newest check and the newest runs' figures, with a separator
-    before each but the first."""
-    return (
-        f"cd {shlex.quote(runs)} 2>/dev/null || exit 0; cat {calibration.FILE} 2>/dev/null; printf '\\036'; "
-        f'ls -t {CHECK}-*/{RESULT} 2>/dev/null | head -n 1 | while read -r f; do cat "$f"; done; '
-        f"ls -t */{MEASURED} 2>/dev/null | head -n {NEWEST} | "
-        "while read -r f; do printf '\\036'; cat \"$f\"; done; true"
-    )
+    made = _calibration(head.name, path, head.ask(fs.text, path) or "")
+    checks = tuple(_checks(head.name, head.ask(fs.newest, head.runs, f"{CHECK}-*/{RESULT}", 1)))
+    measured = head.ask(fs.newest, head.runs, f"*/{MEASURED}", NEWEST)
+    return Measurements(made, tuple(_runs((head.name, each) for each in measured)), checks)
 
 
 def known(cluster: str, node: Node | None) -> Measurements:
@@ -83,8 +72,8 @@ def known(cluster: str, node: Node | None) -> Measurements:
     if node is None:
         return here
     try:
-        with closing(RemoteHead(node)) as head:
-            return here.and_also(of_head(head, HEAD_S))
+        with closing(RemoteHead(node, answer_s=HEAD_S)) as head:
+            return here.and_also(of_head(head))
     except HeadError as error:
         return replace(here, notes=(f"what {node.name} has measured is not known: {error}",))
 
@@ -97,12 +86,12 @@ def _calibration(name: str, path: str, content: str) -> Calibration | None:
         return None
 
 
-def _checks(name: str, content: str) -> Iterable[Result]:
-    try:
-        if content.strip():
+def _checks(name: str, contents: Iterable[str]) -> Iterable[Result]:
+    for content in contents:
+        try:
             yield comm_report.parse_result(content)
-    except ValueError as error:
-        print(f"{name}: a check's {RESULT} is left out: {error}", file=sys.stderr)
+        except ValueError as error:
+            print(f"{name}: a check's {RESULT} is left out: {error}", file=sys.stderr)
 
 
 def _runs(contents: Iterable[tuple[str, str]]) -> Iterable[MeasuredRun]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shlex
 import tarfile
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.head_node import Head, HeadError
+from training.laptop.on_head import fs, machines
 from training.laptop.open_cluster import Session
 from training.laptop.starting import (
     StartLock,
@@ -33,7 +33,6 @@ from training.run import notices as reclaim
 from training.run.folder import LAUNCH, PLAN
 from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
 from training.run.notices import RECORD, DiskRecord, parse_record
-from training.text.files import figure_in
 from training.text.problems import FAILED
 
 
@@ -62,15 +61,16 @@ def wait_or_end(head: Head, run_id: str) -> str:
     return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"
 
 
+MOST_NOTICES = 100
+
+
 def under_notice(cluster: Session) -> list[reclaim.Notice]:
     """The nodes of which the cloud has said that it takes them back, as the head knows; the soonest first."""
     if cluster.head.here:
         return []
-    answer = cluster.head.shell(
-        f"date +%s; for f in {reclaim.FOLDER}/*.json; do cat $f && echo; done 2>/dev/null; true"
-    )
-    now, *lines = answer.splitlines()
-    return reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], figure_in(now))
+    head, nodes = cluster.head, [node.name for node in cluster.nodes]
+    told = head.ask(fs.newest, reclaim.FOLDER, "*.json", MOST_NOTICES)
+    return reclaim.pending(reclaim.parse_notices(told), nodes, head.ask(machines.now))
 
 
 def who_goes(notices: Sequence[reclaim.Notice]) -> str:
@@ -115,7 +115,7 @@ def refuse_other_disk(cluster: Session) -> None:
 
 def disk_record(head: Head) -> DiskRecord | None:
     """Whose data disk the head has; None where it does not say."""
-    return parse_record(head.shell(f"cat {shlex.quote(str(head.runs.parent / RECORD))} 2>/dev/null; true"))
+    return parse_record(head.ask(fs.text, head.runs.parent / RECORD) or "")
 
 
 SOURCE = Path(__file__).parents[1]
@@ -243,7 +243,7 @@ def resumed_launch(cluster: Session, run_id: str, force: bool) -> Launch:
 
 def upload_resumed(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
     """Today's code, the launch and `files` into the folder of a run that goes on."""
-    head.shell(f"rm -rf {shlex.quote(launch.run_dir)}/training")
+    head.ask(fs.remove, f"{launch.run_dir}/training")
     upload(head, launch, {**code_files(), **launch_files(launch), **files})
 
 

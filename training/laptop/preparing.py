@@ -19,6 +19,7 @@ from training.data.sample import DataError
 from training.laptop import attach, measurements, new_run
 from training.laptop.head_node import Head, HeadError
 from training.laptop.hub import hub_address
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.runs import CHECK
 from training.laptop.status import check_report
@@ -68,11 +69,11 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
 
 def order_of(head: Head, run_dir: str) -> DataRequest:
     """What a run's data were prepared with."""
-    data = f"{shlex.quote(run_dir)}/data"
-    pointer, _, report = head.shell(f"ls {data}/train{POINTER} 2>/dev/null; echo; cat {data}/report.json").partition(
-        "\n"
-    )
-    return DataRequest(skip_bad=bounded_json(report)["report"]["bad"] > 0, from_hub=bool(pointer))
+    report = head.ask(fs.text, path := f"{run_dir}/data/report.json")
+    if report is None:
+        raise HeadError(f"{head.name} has no {path}")
+    from_hub = head.ask(fs.exists, f"{run_dir}/data/train{POINTER}")
+    return DataRequest(skip_bad=bounded_json(report)["report"]["bad"] > 0, from_hub=from_hub)
 
 
 def program_command(launch: Launch, module: str, arguments: Sequence[str], *, from_hub: bool) -> str:

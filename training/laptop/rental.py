@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime
@@ -15,6 +14,7 @@ from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.run.notices import FOLDER, RELEASE, release_text
 
@@ -157,5 +157,4 @@ def print_release_time(cluster: Session, *, goes_on: bool = True) -> None:
 
 def tell_release(head: Head, at: datetime) -> None:
     """Write the release time where a run's supervisor looks for it. Raises HeadError."""
-    path, text = FOLDER / RELEASE, shlex.quote(release_text(at.timestamp()))
-    head.shell(f"mkdir -p {FOLDER} && echo {text} >{path}.new && mv {path}.new {path}")
+    head.ask(fs.write, FOLDER / RELEASE, f"{release_text(at.timestamp())}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from training.cost.shape import read_outline
 from training.laptop import attach, base_model, head_node, new_run, preparing, rental, runs
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.start_run import planned_s
 from training.plan.facts import NodeHardware, machines_of, rank_cards
@@ -100,8 +100,8 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
 def changed_base(head: Head, launch: Launch, model_dir: str, files: Mapping[str, str]) -> dict[str, str]:
     """The plan of a run that goes on by force, with its base model as it lies there now and those before, so that a
     fetch takes the checkpoints of each; nothing where it is the same. `files`: those that are changed already."""
-    origin = shlex.quote(f"{launch.models}/{model_dir}/{ORIGIN}")
-    now_there = bounded_json(head.shell(f"cat {origin} 2>/dev/null || echo {{}}")).get("hash")
+    origin = head.ask(fs.text, f"{launch.models}/{model_dir}/{ORIGIN}")
+    now_there = bounded_json(origin or "{}").get("hash")
     plan = bounded_json(files[PLAN]) if PLAN in files else runs.plan_of(head, launch.run_id)
     before = plan.get("base_model_hash")
     if not before or not now_there or before == now_there:
@@ -184,9 +184,8 @@ def prepare_again(head: Head, launch: Launch, backup: str) -> None:
     try:
         preparing.prepare(head, launch, preparing.order_of(head, launch.run_dir))
     except BaseException:
-        run = shlex.quote(launch.run_dir)
         with contextlib.suppress(HeadError):  # the reason is being raised already
-            head.shell(f"mv {run}/{backup} {run}/{RECIPE}")
+            head.ask(fs.rename, f"{launch.run_dir}/{backup}", f"{launch.run_dir}/{RECIPE}")
         raise
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training.laptop.follow import RunLook, follow, list_command, look_command, parse_list, parse_look
+from training.laptop.follow import RunLook, follow, read_look, read_looks
 from training.laptop.head_node import Head, HeadError
+from training.laptop.on_head import fs, run_folders
 from training.laptop.open_cluster import launch_here
 from training.laptop.starting import under_way
 from training.run.checkpoint_files import wanted_step
@@ -30,7 +32,7 @@ from training.run.folder import (
     was_fetched_to,
 )
 from training.run.launch import Launch, LaunchError, parse_launch
-from training.text.files import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS, bounded_json
+from training.text.files import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, bounded_json
 
 CHECK = "check"
 GENERATE = "generate"
@@ -49,22 +51,27 @@ def predicted(head: Head, run_id: str) -> dict[str, Any]:
 
 def plan_of(head: Head, run_id: str) -> dict[str, Any]:
     """A run's plan.json; empty where there is none. Raises LaunchError where it is cut."""
-    text = head.shell(f"cat {_quoted(head, run_id)}/{PLAN} 2>/dev/null; true")
+    return object_of(head, run_id, PLAN)
+
+
+def object_of(head: Head, run_id: str, name: str) -> dict[str, Any]:
+    """What a file in a run's folder holds in JSON; empty where there is none. Raises LaunchError where it is cut."""
     try:
-        plan = bounded_json(text or "{}")
+        content = bounded_json(head.ask(fs.text, head.runs / run_id / name) or "{}")
     except ValueError as error:
-        raise LaunchError(f"{run_id}: its plan.json on {head.name} cannot be read ({error}); start anew") from error
-    return plan if isinstance(plan, dict) else {}
+        raise LaunchError(f"{run_id}: its {name} on {head.name} cannot be read ({error}); start anew") from error
+    return content if isinstance(content, dict) else {}
 
 
-NCCL_SAYS = "NCCL (version|WARN|INFO (Bootstrap|NET/|P2P plugin|Using network|Channel .* via|NCCL_)).*"
+NCCL_SAYS = "NCCL (?:version|WARN|INFO (?:Bootstrap|NET/|P2P plugin|Using network|Channel .* via|NCCL_)).*"
 
 
 def nccl_log(head: Head, run_id: str) -> str:
     """What NCCL said of itself and its network in the log of all ranks: each line once, after how often it stands
     there; of a channel how it goes."""
-    lines = f"grep -aoE '{NCCL_SAYS}' {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null"
-    return head.shell(f"{lines} | sed 's/Channel .* via/Channel via/' | sort | uniq -c | sort -rn; true")
+    found = head.ask(fs.matches, head.runs / run_id / LAUNCHER_LOG, NCCL_SAYS)
+    times = Counter(re.sub("Channel .* via", "Channel via", line) for line in found)
+    return "".join(f"{count:7} {line}\n" for line, count in times.most_common())
 
 
 LOG_BYTES = 1 << 18
@@ -72,22 +79,23 @@ LOG_BYTES = 1 << 18
 
 def log(head: Head, run_id: str) -> str:
     """The last LOG_BYTES of what a run's ranks and their launcher wrote, over all its starts."""
-    return head.shell(f"tail -c {LOG_BYTES} {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
+    text = head.ask(fs.text, head.runs / run_id / LAUNCHER_LOG, LOG_BYTES) or ""
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # of a progress bar
 
 
 def events(head: Head, run_id: str) -> list[Told]:
     """What the ranks of a run have told in values, over all its starts, the oldest first."""
-    return parse_rows(head.shell(f"cat {_quoted(head, run_id)}/{EVENTS} 2>/dev/null; true"))
+    return parse_rows(head.ask(fs.text, head.runs / run_id / EVENTS) or "")
 
 
 def look(head: Head, run_id: str) -> RunLook:
     """One look at a run."""
-    return parse_look(head.shell(look_command(str(head.runs / run_id), head.here)))
+    return read_look(head.ask(run_folders.look, head.runs / run_id, head.here))
 
 
 def all_runs(head: Head) -> list[RunLook]:
     """A look at every run there, oldest first."""
-    return parse_list(head.shell(list_command(str(head.runs), head.here)))
+    return read_looks(head.ask(run_folders.looks, head.runs, head.here))
 
 
 def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
@@ -137,11 +145,8 @@ def _own(head: Head, run_ids: list[str]) -> list[str]:
 
 def with_checkpoint(head: Head) -> frozenset[str]:
     """The runs that have a whole checkpoint, by what their folders are called."""
-    listed = head.shell(
-        f"cd {shlex.quote(str(head.runs))} 2>/dev/null && ls -d */{CHECKPOINTS}/step-* 2>/dev/null; true"
-    )
-    paths = [line.split("/") for line in listed.splitlines()]
-    return frozenset(run_id for run_id, _, name in paths if is_run_id(run_id) and checkpoint_steps([name]))
+    listed = head.ask(run_folders.checkpoints_of_all, head.runs)
+    return frozenset(run_id for run_id, names in listed.items() if is_run_id(run_id) and checkpoint_steps(names))
 
 
 def is_training(run_id: str) -> bool:
@@ -164,14 +169,17 @@ def wait_for_reports(head: Head, run_id: str) -> None:
     follow(lambda: look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
 
 
-def _quoted(head: Head, run_id: str) -> str:
-    return shlex.quote(str(head.runs / run_id))
+def file_of(head: Head, run_id: str, name: str) -> str:
+    """What a file in a run's folder holds. Raises HeadError where it is not there."""
+    if (content := head.ask(fs.text, head.runs / run_id / name)) is None:
+        raise HeadError(f"{run_id} has no {name} on {head.name}")
+    return content
 
 
 def read_launch(head: Head, run_id: str) -> Launch:
     """How a run was started last. LaunchError where its launch.json is none, or another run's."""
     try:
-        launch = parse_launch(head.shell(f"cat {_quoted(head, run_id)}/{LAUNCH}"))
+        launch = parse_launch(file_of(head, run_id, LAUNCH))
     except ValueError as error:
         raise LaunchError(f"{run_id}: its {LAUNCH} cannot be read ({error})") from error
     return trusted_launch(launch, head, run_id)
@@ -201,7 +209,7 @@ def trusted_launch(launch: Launch, head: Head, run_id: str) -> Launch:
 
 def recipe_text(head: Head, run_id: str) -> str:
     """The recipe a run goes by, as TOML."""
-    return head.shell(f"cat {_quoted(head, run_id)}/{RECIPE}")
+    return file_of(head, run_id, RECIPE)
 
 
 def rank_log_command(launch: Launch, rank: int) -> str:
@@ -213,34 +221,22 @@ def rank_log_command(launch: Launch, rank: int) -> str:
 
 def checkpoint_step(head: Head, run_id: str) -> int | None:
     """The step of a run's best checkpoint, else of its newest: what a fetch would bring."""
-    folder = f"{shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS}"
-    names, _, best = head.shell(f"cd {folder} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true").partition(
-        "\n\n"
-    )
-    return wanted_step(names.split(), best)
+    return wanted_step(*checkpoint_names(head, run_id))
+
+
+def checkpoint_names(head: Head, run_id: str) -> tuple[list[str], str]:
+    """What is in a run's folder of checkpoints, and what it says is the best; empty where it has none."""
+    folder = head.runs / run_id / CHECKPOINTS
+    return head.ask(fs.names, folder), head.ask(fs.text, folder / BEST) or ""
 
 
 def newest_checkpoint(head: Head, run_id: str) -> int | None:
     """The step of a run's newest checkpoint, by what its folder is called."""
-    folder = f"{shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS}"
-    return newest_step(head.shell(f"ls {folder} 2>/dev/null; true").split())
+    return newest_step(head.ask(fs.names, head.runs / run_id / CHECKPOINTS))
 
 
 def whole_checkpoint(head: Head, run_id: str) -> tuple[int | None, list[int]]:
     """The step of the newest checkpoint whose checksums hold, and the steps of the damaged ones after it."""
-
-    def listed(*names: str) -> str:
-        return " && ".join(f"grep -q '  {name}$' {SUMS}" for name in names)
-
-    answer = head.shell(
-        f"cd {shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS} 2>/dev/null || exit 0; "
-        "for n in $(ls | sed -n 's/^step-\\([0-9][0-9]*\\)$/\\1/p' | sort -rn); do "
-        f"(cd step-$n && sha256sum --check --strict --status {SUMS} && {listed(OPTIMIZER, STATE)} && "
-        f"{{ {{ {listed(*ADAPTER)}; }} || {listed(MODEL_CONFIG)}; }} && "
-        f"test $(find . -type f ! -path ./{SUMS} | wc -l) = $(wc -l < {SUMS})) 2>/dev/null && echo whole $n && break; "
-        "echo damaged $n; done",
-        600,
-    )
-    words = [line.split() for line in answer.splitlines()]
-    whole = [int(step) for state, step in words if state == "whole"]
-    return (whole[0] if whole else None), [int(step) for state, step in words if state == "damaged"]
+    folder, either = head.runs / run_id / CHECKPOINTS, [list(ADAPTER), [MODEL_CONFIG]]
+    answer = head.ask(run_folders.whole_checkpoint, folder, [OPTIMIZER, STATE], either)
+    return answer["whole"], answer["damaged"]

@@ -20,7 +20,8 @@ from typing import Any
 
 from inventory.node_program import Program, ProgramError
 from training.laptop.head_node import ANSWER_S, Head, HeadError
-from training.run.folder import CLAIM, PREPARING, STATUS, is_run_id, new_run_id
+from training.laptop.on_head import fs, run_folders
+from training.run.folder import CLAIM, PREPARING, is_run_id, new_run_id
 from training.run.launch import LaunchError
 from training.text.files import within
 
@@ -78,7 +79,7 @@ def hold_start_lock(head: Head) -> Iterator[StartLock]:
     """Inside, nobody else starts anything on the head. Raises LaunchError where somebody is about to."""
     head.make_runs()
     over = threading.Event()
-    with head.talk(f"exec {hold_command(head, SILENCE_S)}") as talk:
+    with head.talk(f"exec {_lock_command(head)}") as talk:
         mine = StartLock(head, talk)
         try:
             if not mine.answer():
@@ -92,25 +93,20 @@ def hold_start_lock(head: Head) -> Iterator[StartLock]:
             over.set()
 
 
-def hold_command(head: Head, silence_s: float) -> str:
-    """A shell command that takes the turn, and keeps it while it hears a line now and then; with 0 it only looks."""
-    python = sys.executable if head.here else "python3"  # by its own lock: not every laptop has flock(1)
-    argv = [python, "-I", "-c", HOLD.read_text(encoding="utf-8"), head.runs, LOCK_WAIT_S, silence_s]
+def _lock_command(head: Head) -> str:
+    """A shell command that takes the lock, and keeps it while it hears a line now and then."""
+    python = sys.executable if head.here else "python3"  # not every laptop has flock(1)
+    argv = [python, "-I", "-c", HOLD.read_text(encoding="utf-8"), head.runs, LOCK_WAIT_S, SILENCE_S]
     return shlex.join(map(str, argv))
 
 
 def under_way(head: Head) -> str:
     """The run that is being prepared or started there, `a run` where it has no id yet; empty where none is. HeadError
     where the head cannot tell."""
-    runs = shlex.quote(str(head.runs))
-    answer = head.shell(
-        f"[ -d {runs} ] || exit 0; case $({hold_command(head, 0)} </dev/null 2>/dev/null) in *true*) exit 0 ;; "
-        f"*false*) ;; *) echo no lock can be had on {runs}, which takes python3 >&2; exit 1 ;; esac; "
-        f"echo held; cd {runs} && ls -d */{PREPARING} 2>/dev/null; true"
-    ).splitlines()
-    if not answer:
+    answer = head.ask(run_folders.starting, head.runs)
+    if answer is None:
         return ""
-    run_ids = [name for line in answer[1:] if is_run_id(name := line.removesuffix(f"/{PREPARING}"))]
+    run_ids = list(filter(is_run_id, answer))
     return run_ids[-1] if run_ids else "a run"
 
 
@@ -131,10 +127,7 @@ def reserve_run_id(head: Head, name: str, now: datetime) -> Claim:
     """Make the folder of a new run: whoever makes it has the id. Raises HeadError."""
     token = secrets.token_hex(16)
     ids = [new_run_id(name, now + timedelta(seconds=later)) for later in range(TRIES)]
-    made = head.shell(
-        f"cd {shlex.quote(str(head.runs))} && for id in {shlex.join(ids)}; do "
-        f'mkdir "$id" 2>/dev/null || continue; echo {token} >"$id/{PREPARING}" && echo "$id"; break; done'
-    ).strip()
+    made = head.ask(run_folders.reserve, head.runs, ids, token)
     if made not in ids:
         raise HeadError(f"{head.name}: no folder {ids[0]} could be made at {head.runs}, nor one of the next {TRIES} s")
     return Claim(made, token)
@@ -142,18 +135,15 @@ def reserve_run_id(head: Head, name: str, now: datetime) -> Claim:
 
 def commit_run(head: Head, run_id: str) -> None:
     """What is in place is no start any more that could be cleaned up; its proof stays with it."""
-    folder = shlex.quote(str(head.runs / run_id))
-    head.shell(f"mv {folder}/{PREPARING} {folder}/{CLAIM}")
+    folder = head.runs / run_id
+    head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
 
 
 def discard_run(head: Head, claimed: Claim) -> None:
     """Leave nothing of a start that came to nothing; what is not its own stays."""
-    folder = shlex.quote(str(head.runs / claimed.run_id))
-    head.shell(f'[ "$(cat {folder}/{PREPARING} 2>/dev/null)" != {claimed.token} ] || rm -rf {folder}', 60)
+    head.ask(run_folders.discard, head.runs / claimed.run_id, claimed.token)
 
 
 def remove_abandoned(head: Head) -> None:
     """Remove what starts that broke off have left; inside a turn, when nobody else prepares anything."""
-    each = f'[ -e "${{mark%/*}}/{STATUS}" ] || rm -rf "${{mark%/*}}"'
-    marks = f"{shlex.quote(str(head.runs))}/*/{PREPARING}"
-    head.shell(f'for mark in {marks}; do [ -f "$mark" ] && {{ {each}; }}; done; true', 60)
+    head.ask(run_folders.remove_abandoned, head.runs)

@@ -20,6 +20,7 @@ from inventory.node_program import Program, ProgramError, start, start_here
 from training.laptop import attach, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.new_run import SOURCE
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.run.events import Told, WaitingRank
 from training.run.launch import ENV_FOLDER, Launch, LaunchError, parse_steps
@@ -47,8 +48,7 @@ def log_folder(head: Head, run_id: str | None) -> str:
     if run_id is None:
         return str(head.runs)
     folder = head.runs / runs.find(head, run_id)
-    events = f"{shlex.quote(str(folder))}/tb/events.*"
-    if not head.shell(f"ls -d {events} 2>/dev/null | head -n 1").strip():
+    if not any(name.startswith("events.") for name in head.ask(fs.names, folder / "tb")):
         raise LaunchError(f"{run_id} has written nothing for TensorBoard (yet); logging.tensorboard decides it")
     return str(folder)
 

@@ -2,8 +2,7 @@
 
     python3 -c TEXT FOLDER WAIT_S SILENCE_S
 
-prints {"held": true}, again for each line "still", or {"held": false} where another has it for that long. With 0 as
-SILENCE_S it only looks, and is in nobody's way who looks too.
+prints {"held": true}, again for each line "still", or {"held": false} where another has it for that long.
 """
 
 import fcntl
@@ -13,11 +12,10 @@ import sys
 import time
 
 folder, wait_s, silence_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-kind = fcntl.LOCK_EX if silence_s else fcntl.LOCK_SH
 lock, until = os.open(folder, os.O_RDONLY), time.monotonic() + wait_s
 while True:
     try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
     except BlockingIOError:
         if time.monotonic() > until:

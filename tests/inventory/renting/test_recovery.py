@@ -135,5 +135,5 @@ def test_after_a_rebuild_the_trainings_on_the_head_are_read_and_a_silent_head_is
     make_run(tmp_path / "runs", "check-20261121-121500", state="finished")
     monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda node: HereAsRemote(tmp_path / "runs"))
     assert _trainings(cluster.cloud, cluster.settings) == [("tiny-20261121-101500", "finished")]
-    monkeypatch.setattr(HereAsRemote, "shell", refused)
+    monkeypatch.setattr(HereAsRemote, "ask", refused)
     assert _trainings(cluster.cloud, cluster.settings) is None

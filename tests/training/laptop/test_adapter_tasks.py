@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import programs, tiny_adapter
+from tests.support.run_folders import supervisor_of
 from training.laptop import base_model
-from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room, use_of_merged
+from training.laptop.adapter.tuned_model import Room, chosen_step, use_of_merged
 from training.laptop.base_model import refuse_gone
 from training.laptop.head_node import HereHead
 from training.recipe.base import TINY, Base
@@ -59,20 +60,20 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_the_newest_the_best_or_a_numbered_checkpoint_is_chosen():
-    answer = "best\nstep-2\nstep-10\n.tmp-step-12\n\nstep-2\n"
-    assert [chosen_step(answer, asked, RUN) for asked in ("", "newest", "best", "2", "step-10")] == [2, 10, 2, 2, 10]
-    assert chosen_step("step-2\nstep-10\n\n", "", RUN) == 10
+    names = ["best", "step-2", "step-10", ".tmp-step-12"]
+    for asked, step in (("", 2), ("newest", 10), ("best", 2), ("2", 2), ("step-10", 10)):
+        assert chosen_step(names, "step-2\n", asked, RUN) == step
+    assert chosen_step(["step-2", "step-10"], "", "", RUN) == 10
     with pytest.raises(AdapterError, match="no checkpoint 7; there are 2, 10, best and newest"):
-        chosen_step(answer, "7", RUN)
+        chosen_step(names, "step-2\n", "7", RUN)
     with pytest.raises(AdapterError, match="without validation"):
-        chosen_step("step-2\n\n", "best", RUN)
+        chosen_step(["step-2"], "", "best", RUN)
     with pytest.raises(AdapterError, match="no checkpoint yet"):
-        chosen_step("\n\n", "", RUN)
+        chosen_step([], "", "", RUN)
 
 
 def test_a_model_is_spread_where_its_weights_and_what_they_need_exceed_the_card():
-    assert parse_room("card 24564\n5\n7\n") == Room(12, 24564 << 20)
-    assert parse_room("card \n5\n") == Room(5, None) and not Room(5 << 40, None).too_big
+    assert not Room(5 << 40, None).too_big
     assert [Room(gib << 30, 22 << 30).too_big for gib in (15, 30)] == [False, True]
 
 
@@ -266,13 +267,11 @@ def test_what_a_whole_model_needs_no_adapter_for_is_refused_with_its_folder_and_
 def test_nothing_is_asked_of_a_model_while_a_run_needs_the_machine(run):
     going_on = run.home / "runs" / "tiny-20260201-000000"
     shutil.copytree(run.folder, going_on)
-    name_of_a_supervisor = ["-m", "training.node.supervision.supervise", "--run", str(going_on)]
-    supervisor = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *name_of_a_supervisor])
-    status = {"run_id": going_on.name, "state": "running", "supervisor_pid": supervisor.pid}
-    (going_on / "status.json").write_text(json.dumps(status))
     launch = (run.folder / "launch.json").read_text().replace(RUN, going_on.name)
     (going_on / "launch.json").write_text(launch)
-    try:
+    with supervisor_of(going_on) as supervisor:
+        status = {"run_id": going_on.name, "state": "running", "supervisor_pid": supervisor.pid}
+        (going_on / "status.json").write_text(json.dumps(status))
         for words in (["generate", "--prompt", QUESTION], ["evaluate"]):
             said = refused(fab(run.home, *words, "--here", "--run", RUN))
             assert said.startswith(f"{going_on.name} is running on this machine; wait for it, or end it with")
@@ -281,10 +280,7 @@ def test_nothing_is_asked_of_a_model_while_a_run_needs_the_machine(run):
         assert said.endswith("; --checkpoint 2 merges what it has learned by now")
         done = fab(run.home, "merge", "--here", "--checkpoint", "2")
         assert done.returncode == 0, done.stdout + done.stderr
-    finally:
-        supervisor.kill()
-        supervisor.wait()
-        shutil.rmtree(going_on)
+    shutil.rmtree(going_on)
 
 
 @pytest.mark.torch

@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import stat
-import subprocess
 import sys
 import tarfile
 import time
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.run_folders import make_run
+from tests.support.run_folders import make_run, supervisor_of
 from tests.support.waiting import until
 from training.data.sample import DataError
 from training.laptop import base_model, preparing, rental, resume_run, runs
@@ -168,9 +167,8 @@ def ended(tmp_path: Path, monkeypatch) -> Stands:
 
 
 def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands, monkeypatch):
-    words = ["-m", "training.node.supervision.supervise", "--run", str(ended.runs / RUN)]
-    argv, pauses = [sys.executable, "-c", "import sys; sys.stdin.read()", *words], []
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+    pauses = []
+    with supervisor_of(ended.runs / RUN) as supervisor:
 
         def pause(seconds):
             pauses.append(seconds)
@@ -201,14 +199,12 @@ def test_a_resume_ships_todays_code_alone(ended: Stands):
 
 
 def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
-    words = ["-m", "training.node.supervision.supervise", "--run", str(here.runs / RUN)]
     (here.runs / RUN).mkdir(parents=True, exist_ok=True)
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *words]) as supervisor:
+    with supervisor_of(here.runs / RUN) as supervisor:
         status = Status(RUN, "running", supervisor_pid=supervisor.pid)
         (here.runs / RUN / "status.json").write_text(status_text(status))
         seen = runs.look(here, RUN)
         assert (seen.state, seen.active) == ("running", True)
-        supervisor.kill()
     assert runs.look(here, RUN).state == "lost"
 
 

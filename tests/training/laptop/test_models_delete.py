@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inventory.settings import Models, Settings
+from tests.support.run_folders import supervisor_of
 from training.laptop.head_node import HereHead
 from training.laptop.models import deleting, table
 from training.laptop.open_cluster import Session
@@ -124,21 +125,11 @@ def test_a_run_that_is_going_on_keeps_its_base_model_and_no_other(cluster, disk)
     run.mkdir()
     (run / LAUNCH).write_text("{}")
     (run / "plan.json").write_text('{"model_dir": "tiny"}')
-    argv = [
-        sys.executable,
-        "-c",
-        "import sys; sys.stdin.read()",
-        "-m",
-        "training.node.supervision.supervise",
-        "--run",
-        str(run),
-    ]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+    with supervisor_of(run) as supervisor:
         (run / STATUS).write_text(status_text(Status(RUN, "running", supervisor_pid=supervisor.pid)))
         with pytest.raises(LaunchError, match=f"{RUN} trains tiny now.* fab stop --run {RUN}"):
             deleting.planned(cluster, "tiny")
         assert deleting.planned(cluster, "qwen3-8b")
-        supervisor.stdin.close()
 
 
 def test_a_base_that_runs_with_a_checkpoint_were_trained_from_is_kept_unless_by_force(cluster, disk):

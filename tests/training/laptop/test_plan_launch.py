@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -386,7 +387,10 @@ def test_who_looks_at_the_turn_is_in_nobodys_way_who_looks_too(tmp_path: Path):
 
 
 def test_a_turn_that_cannot_be_looked_at_is_not_taken_for_free(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python3"))
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
     with pytest.raises(HeadError):
         starting.under_way(HereHead(tmp_path))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,11 +15,13 @@ import pytest
 from tests.support.heads import cluster_of, node
 from tests.support.supervised import status_of, supervisors, wait_for_output
 from tests.support.waiting import until
-from training.laptop import attach, new_run
+from training.laptop import attach, new_run, rental
 from training.laptop.follow import RunLook
+from training.laptop.head_node import HereHead
 from training.laptop.rental import tell_release
 from training.laptop.status import _plain
 from training.node.supervision.end_processes import processes_of
+from training.run import notices
 from training.run.causes import Cause
 from training.run.folder import Status
 from training.run.launch import LaunchError
@@ -145,9 +146,10 @@ def test_a_release_is_heeded_as_early_as_the_ranks_need_and_never_after_it_has_p
     assert not Reclaims(("te9",), now, tmp_path).look(now)
 
 
-def test_what_is_told_to_the_head_is_what_its_supervisor_reads(tmp_path: Path):
+def test_what_is_told_to_the_head_is_what_its_supervisor_reads(tmp_path: Path, monkeypatch):
     at = datetime(2026, 1, 31, 12, 3, tzinfo=UTC)
-    tell_release(Head(tmp_path / "notices"), at)
+    monkeypatch.setattr(rental, "FOLDER", tmp_path / "notices")
+    tell_release(Head(tmp_path / "runs"), at)
     assert read_release(tmp_path / "notices") == NOON == at.timestamp()
     assert [path.name for path in (tmp_path / "notices").iterdir()] == ["release"]
     assert parse_notices([(tmp_path / "notices" / "release").read_text()]) == []
@@ -200,31 +202,25 @@ def test_a_stop_that_was_asked_for_gets_no_more_time_than_the_node_has(start):
     assert "localhost is being reclaimed" in status_of(run_dir).reason
 
 
-class Head:
-    """A head whose shell is this machine's, its notices in a folder of the test's."""
+class Head(HereHead):
+    """Another machine's."""
 
     here = False
     name = "te1"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def shell(self, command: str, timeout_s: float = 20) -> str:
-        command = command.replace("/run/spotune/reclaim", str(self.folder))
-        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
-
-
-def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path):
-    head = Head(tmp_path / "notices")
+def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(notices, "FOLDER", folder := tmp_path / "notices")
+    head = Head(tmp_path / "runs")
     cluster = cluster_of(head, [node(0), node(1)])
     new_run.refuse_leaving(cluster)
     with pytest.raises(new_run.MachineAway) as stopped:
         new_run.refuse_leaving(cluster_of(head, [node(0), replace(node(1), stopped=True)]))
     assert stopped.value.exit_code == 1, "the user can ask the same again"
-    notice(head.folder, "te9", in_s=200)
-    notice(head.folder, "te2", in_s=-20, noticed_ago_s=320)
+    notice(folder, "te9", in_s=200)
+    notice(folder, "te2", in_s=-20, noticed_ago_s=320)
     new_run.refuse_leaving(cluster)
-    notice(head.folder, "te2", in_s=200)
+    notice(folder, "te2", in_s=200)
     with pytest.raises(
         LaunchError, match=r"^te2 is being reclaimed at 2\d{3}-\d\d-\d\d \d\d:\d\d \(spot\): "
     ) as refused:
@@ -233,7 +229,7 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
         "when it is gone, this command starts on the machines that are left; "
         "to start on all of them, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
     )
-    notice(head.folder, "te1", in_s=200)
+    notice(folder, "te1", in_s=200)
     with pytest.raises(LaunchError) as refused:
         new_run.refuse_leaving(cluster)
     way = "fab rebuild, or fab up and the base deploy where there is no snapshot, then this command again"

@@ -13,9 +13,9 @@ from invoke import Context, Exit
 
 from inventory.setting_types import SettingsError
 from tests.support import programs
-from tests.support.run_folders import make_run
+from tests.support.run_folders import make_run, supervisor_of
 from training.laptop import data_size, runs
-from training.laptop.head_node import HereHead, _hardware
+from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session, open_cluster
 from training.laptop.run_list import deleting, giving_back, listing
 from training.laptop.status import runs_table, since
@@ -178,13 +178,10 @@ def test_a_folder_of_another_run_is_no_copy(places):
 def test_a_run_that_is_going_on_is_not_deleted(places):
     _, there = places
     run = make_run(there, NEW, state="running")
-    waits = "import sys; sys.stdin.read()"
-    argv = [sys.executable, "-c", waits, "-m", "training.node.supervision.supervise", "--run", str(run)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+    with supervisor_of(run) as supervisor:
         (run / STATUS).write_text(status_text(Status(NEW, "running", supervisor_pid=supervisor.pid)))
         with pytest.raises(LaunchError, match=f"{NEW} is going on"):
             deleted(places, NEW)
-        supervisor.stdin.close()
     assert left(places) == [[], [NEW]]
 
 
@@ -440,5 +437,4 @@ def test_a_run_id_has_nothing_behind_its_time(name):
 
 def test_odd_numbers_of_a_node_are_no_answers():
     assert since("7260\n") == "up 2 h 01 min" and since(BIG) == BIG and since("²") == "²"
-    assert _hardware("te1", f"card=A10, 23028\nram={BIG}") is None
     assert parse_notices(["[" * 100_000, '{"node": 1}', "null"]) == []

@@ -11,6 +11,7 @@ from training.laptop import status
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session
+from training.run import notices
 from training.run.causes import Cause
 from training.run.folder import Status
 from training.run.notices import release_text
@@ -35,13 +36,10 @@ def test_a_node_is_up_since_its_own_boot_and_one_that_does_not_answer_says_why(t
     assert "up 0 h 12 min" in said and "te2: no answer within 10 s" in said
 
 
-class NoticedHead(HereHead):
-    """Another machine's, whose notices lie in a folder of the test's."""
+class OtherHead(HereHead):
+    """Another machine's."""
 
     here = False
-
-    def shell(self, command, timeout_s=20):
-        return super().shell(command.replace("/run/spotune/reclaim", str(self.runs.parent / "notices")), timeout_s)
 
 
 @pytest.fixture
@@ -53,8 +51,11 @@ def in_shanghai(monkeypatch):
     time.tzset()
 
 
-def test_a_node_that_is_being_taken_back_is_named_with_its_time_by_the_clock_here(tmp_path, capsys, in_shanghai):
-    cluster = Nodes(NoticedHead(tmp_path / "runs"), (node(0), node(1)))
+def test_a_node_that_is_being_taken_back_is_named_with_its_time_by_the_clock_here(
+    tmp_path, capsys, in_shanghai, monkeypatch
+):
+    monkeypatch.setattr(notices, "FOLDER", tmp_path / "notices")
+    cluster = Nodes(OtherHead(tmp_path / "runs"), (node(0), node(1)))
     status.show(cluster)
     assert "reclaimed" not in capsys.readouterr().out
     (tmp_path / "notices").mkdir()

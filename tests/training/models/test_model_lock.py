@@ -1,12 +1,12 @@
 """models.lock: what a revision stands for, and what is said of a model that is another."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from deploy.on_node import manifest
 from training.laptop import base_model
+from training.laptop.head_node import HereHead
 from training.models import lock as model_lock
 from training.models.lock import Pin, disagreement, pinned, read_pins, remember
 from training.models.names import load_recipe, recipe_names
@@ -85,10 +85,11 @@ def test_every_recipe_is_pinned_or_will_be_at_its_first_use() -> None:
         assert known or recipe.revision == "main" or not recipe.base_model.on_hub, name
 
 
-class _Head:
-    """A head on which another commit lies than the lock names."""
-
-    here = False
+def _te1() -> HereHead:
+    """A head whose files are this machine's."""
+    head = HereHead(Path())
+    head.name, head.here = "te1", False  # type: ignore[misc]
+    return head
 
 
 def test_a_changed_model_is_said_before_anything_is_trained(
@@ -102,29 +103,29 @@ def test_a_changed_model_is_said_before_anything_is_trained(
     monkeypatch.setattr(base_model, "base_model_on_head", lambda *_: there)
     launch = Launch("", "", (), "", (), "python", {}, str(tmp_path))
     with pytest.raises(LaunchError, match=r"is commit dddddddddddd there .* nothing is started"):
-        base_model.find_base_model(_Head(), recipe, launch)
+        base_model.find_base_model(_te1(), recipe, launch)
     there.record["commit"] = COMMIT
-    assert base_model.find_base_model(_Head(), recipe, launch).files["base-model.SHA256SUMS"] == "sums"
+    assert base_model.find_base_model(_te1(), recipe, launch).files["base-model.SHA256SUMS"] == "sums"
 
 
 def test_a_model_that_the_next_deploy_fetches_needs_that_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to("/bin/sh")
-    launch = Launch("", "", (), "", (), "python", {}, str(tmp_path / "models"), deploy="pyinfra -y deploy/base.py")
+    launch = Launch(
+        "", "", (), "", (), f"{tmp_path}/bin/python", {}, str(tmp_path / "models"), deploy="pyinfra base.py"
+    )
     for names, is_named in ((("tiny",), True), (("acme/other",), False)):
         with pytest.raises(LaunchError, match=f"{launch.deploy}$") as refused:
-            base_model.base_model_on_head(_Shell(), launch, "tiny", names)
+            base_model.base_model_on_head(_te1(), launch, "tiny", names)
         assert ("lists 'tiny'; run the base deploy: " in str(refused.value)) == is_named
         assert ("add what --model said" in str(refused.value)) != is_named
     with pytest.raises(LaunchError, match=r"base.py, which fetches 29\.\d GB \(fab models says whether it fits\)$"):
-        base_model.base_model_on_head(_Shell(), launch, "qwen", (), Base.parse("Qwen/Qwen2.5-14B-Instruct"))
+        base_model.base_model_on_head(_te1(), launch, "qwen", (), Base.parse("Qwen/Qwen2.5-14B-Instruct"))
 
 
 def test_a_head_that_does_not_know_the_other_nodes_by_name_needs_the_deploy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to("/bin/sh")
     for other, reason in (
@@ -132,36 +133,44 @@ def test_a_head_that_does_not_know_the_other_nodes_by_name_needs_the_deploy(
         ("te2.invalid", "know the other nodes by name"),
     ):
         hosts = (Host("te1", "10.0.0.1", 1), Host(other, "10.0.0.2", 1))
-        launch = Launch("", "", hosts, "", (), "python", {}, str(tmp_path / "models"), deploy="pyinfra deploy/base.py")
+        launch = Launch(
+            "",
+            "",
+            hosts,
+            "",
+            (),
+            f"{tmp_path}/bin/python",
+            {},
+            str(tmp_path / "models"),
+            deploy="pyinfra base.py",
+        )
         with pytest.raises(LaunchError, match=f"{reason}.* {launch.deploy}$"):
-            base_model.base_model_on_head(_Shell(), launch, "m", ("tiny",))
-
-
-class _Shell:
-    """A head whose commands run here."""
-
-    name = "te1"
-
-    def shell(self, command: str) -> str:
-        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+            base_model.base_model_on_head(_te1(), launch, "m", ("tiny",))
 
 
 def test_the_record_and_the_manifest_of_a_model_on_the_head_are_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path / "env"))
     launch = Launch(
-        "", "", (), "", (), "python", {}, str(tmp_path), deploy="pyinfra -y inventory/static.py deploy/base.py"
+        "",
+        "",
+        (),
+        "",
+        (),
+        f"{tmp_path}/env/bin/python",
+        {},
+        str(tmp_path),
+        deploy="pyinfra base.py",
     )
     with pytest.raises(LaunchError, match=f"te1 has no Python environment .* {launch.deploy}$"):
-        base_model.base_model_on_head(_Shell(), launch, "m")
+        base_model.base_model_on_head(_te1(), launch, "m")
     (tmp_path / "env/bin").mkdir(parents=True)
     (tmp_path / "env/bin/python").symlink_to("/bin/sh")
     with pytest.raises(LaunchError, match=f"te1 has no model m at .* {launch.deploy}$"):
-        base_model.base_model_on_head(_Shell(), launch, "m", ("tiny", "no-such-recipe"))
+        base_model.base_model_on_head(_te1(), launch, "m", ("tiny", "no-such-recipe"))
     (tmp_path / "m").mkdir()
     (tmp_path / "m/config.json").write_text("{}")
     manifest.seal(tmp_path / "m", "spotune-model.json", {"repo": REPO, "commit": COMMIT})
-    found = base_model.base_model_on_head(_Shell(), launch, "m")
+    found = base_model.base_model_on_head(_te1(), launch, "m")
     assert (found.record["commit"], found.sums) == (COMMIT, (tmp_path / "m/SHA256SUMS").read_text())
     assert set(found.files) == {"base-model.json", "base-model.SHA256SUMS"}

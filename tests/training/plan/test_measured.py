@@ -313,17 +313,14 @@ def test_rank_0_tells_its_supervisor_while_the_run_goes(folder, monkeypatch):
     assert told == [OffPlan(WARM_UP + LEAST, 10.0, 14.5)]
 
 
-def test_the_head_is_asked_once_for_its_calibration_and_its_newest_runs(folder, tmp_path, monkeypatch, capsys):
+def test_a_run_on_the_head_whose_figures_are_cut_is_left_out(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "runs")  # nothing was fetched to here
     (folder / MEASURED).write_text(measured_text(RUN))
     other = tmp_path / "runs" / "cut-20260101-000000"
     other.mkdir()
     (other / MEASURED).write_text("{cut")
     head = HereHead(tmp_path / "runs")
-    asked = []
-    shell = head.shell
-    monkeypatch.setattr(head, "shell", lambda *a: (asked.append(a), shell(*a))[1])
-    assert measurements.of_head(head).runs == (RUN,) and len(asked) == 1
+    assert measurements.of_head(head).runs == (RUN,)
     assert "a run's measured.json is left out" in capsys.readouterr().err
     launch = replace(Launch(folder.name, str(folder), HOSTS, "m", (), "python", {}))
     assert preparing.known_of(cluster_of(head), launch, NODES).runs == (RUN,)
@@ -363,11 +360,10 @@ def test_fetched_runs_count_and_a_head_that_does_not_answer_is_done_without(fold
     class Silent:
         name, runs = "te1", Path("/data/runs")
 
-        def __init__(self, node):
-            pass
+        def __init__(self, node, answer_s):
+            assert answer_s <= 4
 
-        def shell(self, command, timeout_s):
-            assert timeout_s <= 4
+        def ask(self, verb, *arguments):
             raise HeadError("no answer within 4 s")
 
         def close(self):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,10 +23,11 @@ from training.data.questions import Question, Sampling, from_prompts
 from training.data.readers import check
 from training.data.sample import CURE, DataError
 from training.data.source import data_of, data_sha256, given, placed
-from training.laptop import attach, new_run, stop_run
+from training.laptop import attach, new_run, runs, stop_run
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
 from training.laptop.head_node import Head
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.runs import GENERATE
 from training.run.evaluations import SENT, SPLIT, file_of, measured_on, scored, trained_on
@@ -155,7 +155,7 @@ def on_all_ranks(
     attach.print_outcome(head, run_id, seen)
     if seen.state != "finished":
         raise LaunchError(f"{run_id} was stopped before it had answered")
-    result = bounded_json(head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{RESULT}"))
+    result = bounded_json(runs.file_of(head, run_id, RESULT))
     sizes = ", ".join(size_text(nbytes) for nbytes in result["loaded_bytes"])
     print(f"each rank held its share of the layers: {sizes}")
     if result["note"]:
@@ -172,8 +172,7 @@ def _prepare_generation(
     launch = replace(cluster.launch(run_id, "training.node.adapter.pipeline"), stop_grace_s=STOP_GRACE_S)
     if launch.world_size < 2:
         raise AdapterError("one rank is no more than one card: answers over several need more nodes or cards")
-    folder = shlex.quote(str(run_dir))
-    head.shell(f"mkdir -p {folder} && cp -rl {shlex.quote(about.learned)} {folder}/adapter")
+    head.ask(fs.link_tree, about.learned, run_dir / "adapter")
     plan = {"run_id": run_id, "cluster": cluster.name, "of": about.run_id, "step": about.step}
     request = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
     request["template_args"] = about.template_args

@@ -19,16 +19,18 @@ from training.laptop import base_model, new_run, runs
 from training.laptop.download import Download, another
 from training.laptop.head_node import Head, RemoteHead
 from training.laptop.new_run import code_files, pack
+from training.laptop.on_head import fs, machines
 from training.laptop.open_cluster import Session
 from training.recipe.base import Base
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError
-from training.run.folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, RECIPE, checkpoint_folder, checkpoint_steps
+from training.run.folder import CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
 from training.run.launch import RUN_VARIABLE, Launch
 from training.text.counts import size_text
-from training.text.files import BEST, SUMS, parse_sums, sha256_of
+from training.text.files import SUMS, parse_sums, sha256_of
 from training.text.problems import AdapterError
 
+DATA_REPORT = "data/prepared/train/report.json"
 AFTER = "after"
 """In a run's folder: today's code and what it is asked, beside the code the run was trained with."""
 MARGIN, RESERVE_BYTES = 1.1, 2 << 30
@@ -83,19 +85,15 @@ def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> T
     """What is asked about: the newest run, its best checkpoint or else its newest. Raises LaunchError, AdapterError."""
     head = cluster.head
     run_id = runs.newest_with_checkpoint(head, run_id)
-    folder = shlex.quote(str(head.runs / run_id))
-    names = head.shell(f"cd {folder}/{CHECKPOINTS} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true")
-    step = chosen_step(names, checkpoint, run_id)
-    learned = f"test -d {checkpoint_folder(step)}/adapter || echo whole"
-    instructed = 'grep -qs \'"shape": "alpaca"\' data/prepared/train/report.json && echo instructed; true'
-    kind = head.shell(f"cd {folder} && ({learned}; {instructed})").split()
-    whole, asks = "whole" in kind, "instruction" if "instructed" in kind else "prompt"
+    step = chosen_step(*runs.checkpoint_names(head, run_id), checkpoint, run_id)
+    whole = not head.ask(fs.exists, head.runs / run_id / checkpoint_folder(step) / "adapter")
+    asks = "instruction" if runs.object_of(head, run_id, DATA_REPORT).get("shape") == "alpaca" else "prompt"
     launch = runs.read_launch(head, run_id)
     plan = runs.plan_of(head, run_id)
     model_dir = str(plan.get("model_dir", ""))
     if not model_dir or Path(model_dir).name != model_dir:
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
-    recipe = tomllib.loads(head.shell(f"cat {folder}/{RECIPE} 2>/dev/null; true"))
+    recipe = tomllib.loads(runs.recipe_text(head, run_id))
     base = Base.parse(str(recipe.get("base_model", "")))
     base_model.refuse_gone(head, launch, model_dir, base, cluster.models)
     packing, args = packing_bytes(plan.get("predicted", {})), recipe.get("template_args", {})
@@ -109,10 +107,9 @@ def packing_bytes(predicted: Mapping[str, Any]) -> int:
     return int((WIDTH["bfloat16"] - NF4_WIDTH) * read_outline(predicted["shape"]).packed_parameters)
 
 
-def chosen_step(answer: str, checkpoint: str, run_id: str) -> int:
+def chosen_step(names: Sequence[str], best: str, checkpoint: str, run_id: str) -> int:
     """The step of `checkpoint`: a number, `best`, `newest`, or nothing for what a fetch would bring."""
-    listed, _, best = answer.partition("\n\n")
-    known = checkpoint_steps(listed.split())
+    known = checkpoint_steps(names)
     if not known:
         raise AdapterError(f"{run_id} has no checkpoint yet")
     if checkpoint == "best":
@@ -169,16 +166,8 @@ def room_alone(head: Head, about: TunedModel, at_once: bool = False) -> Room:
 
 def room(head: Head, *models: str) -> Room:
     """How large models are together, and how much of the head's card is free."""
-    query = "nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits 2>/dev/null | head -n 1"
-    sizes = f"stat -L -c %s {' '.join(f'{shlex.quote(model)}/*.safetensors' for model in models)}"
-    return parse_room(head.shell(f'card=$({query}); echo "card $card"; {sizes}'))
-
-
-def parse_room(answer: str) -> Room:
-    """The answer to `room`'s command: `card MIB`, then bytes a line."""
-    card, *sizes = answer.splitlines()
-    mib = card.removeprefix("card").strip()
-    return Room(sum(map(int, sizes)), int(mib) << 20 if mib.isdigit() else None)
+    answer = head.ask(machines.room, list(models))
+    return Room(answer["model_bytes"], answer["card_free"])
 
 
 def start(
@@ -198,14 +187,13 @@ def start(
 
 def max_length(head: Head, about: TunedModel) -> int:
     """Tokens the run kept of a record."""
-    text = head.shell(f"cat {shlex.quote(about.launch.run_dir)}/{RECIPE}")
-    return int(tomllib.loads(text)["max_length"])
+    return int(tomllib.loads(runs.recipe_text(head, about.run_id))["max_length"])
 
 
 def validation_folder(head: Head, about: TunedModel) -> str:
     """The run's own held-out split. AdapterError where it kept none."""
     folder = f"{about.launch.run_dir}/data/prepared/validation"
-    if head.shell(f"test -d {shlex.quote(folder)} && echo there; true").strip() != "there":
+    if not head.ask(fs.exists, folder):
         raise AdapterError(
             f"{about.run_id} kept no validation split (validation.fraction is 0); "
             "give records it has not learned from: --data FILE.jsonl"
@@ -216,7 +204,7 @@ def validation_folder(head: Head, about: TunedModel) -> str:
 def refuse_another_run(head: Head, run_id: str) -> None:
     """FetchError where what lies at home under the run's id is another start's."""
     mine = home(run_id) / CLAIM
-    theirs = head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{CLAIM} 2>/dev/null; true")
+    theirs = head.ask(fs.text, head.runs / run_id / CLAIM) or ""
     if mine.is_file() and mine.read_text(encoding="utf-8", errors="replace").strip() != theirs.strip():
         raise another(home(run_id), "it is another start's, of the same second")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from training.data.sample import DataError
 from training.laptop import new_run, rental, runs, start_run, stop_run
 from training.laptop.base_model import here_base_model
 from training.laptop.head_node import Head
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.prove.drills import Drill, named, silently
 from training.models import tiny
@@ -124,7 +124,7 @@ def _results_of(cluster: Session, launch: Launch) -> tuple[dict[str, Any], list[
     """What the walk found, and how it ended: out of memory on the last rank, and said so."""
     head, rank = cluster.head, launch.world_size - 1
     seen = silently(head, launch.run_id)
-    content = head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT} 2>/dev/null; true")
+    content = head.ask(fs.text, f"{launch.run_dir}/{RESULT}")
     result: dict[str, Any] = bounded_json(content or '{"outcomes": [], "done": false}')
     outcomes = read(result["outcomes"])
     reason = seen.reason
@@ -217,6 +217,4 @@ def _keep(cluster: Session, launch: Launch, outcomes: Sequence[Outcome], made: C
         files[calibration.FILE] = calibration.calibration_text(made)
     new_run.upload(cluster.head, launch, files)
     if made:
-        source = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
-        target = shlex.quote(calibration.calibration_file(cluster.head.runs))
-        cluster.head.shell(f"cp {source} {target}.new && mv {target}.new {target}")
+        cluster.head.ask(fs.write, calibration.calibration_file(cluster.head.runs), files[calibration.FILE])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from training.laptop.open_cluster import Session
 from training.models.names import load_recipe
 from training.run.causes import CauseKind
 from training.run.events import Started, Told
-from training.run.folder import PROVE
+from training.run.folder import METRICS, PROVE
 from training.run.launch import LaunchError
 from training.run.outcome import Outcome, failed, judged, not_here
 from training.text.counts import many
@@ -148,9 +147,7 @@ class Drill:
         rank = launch.world_size - 1
         node = launch.host_of(rank).name
         pid = started_pid(runs.events(self.head, self.run_id), rank)
-        kill = f"kill -{name} {pid}"
-        alone = launch.here or node == launch.hosts[0].name
-        self.head.shell(kill if alone else f"ssh -o BatchMode=yes {shlex.quote(node)} {kill}")
+        self.cluster.ask(node, f"kill -{name} {pid}")
         return rank, node
 
     def verdict(self, name: str, broken: tuple[int, str], *causes: CauseKind) -> Outcome:
@@ -186,7 +183,7 @@ class Drill:
 
     def losses(self) -> dict[int, float]:
         """By step, as far as they are written down."""
-        lines = self.head.shell(f"cat {shlex.quote(str(self.head.runs / self.run_id))}/metrics.jsonl").splitlines()
+        lines = runs.file_of(self.head, self.run_id, METRICS).splitlines()
         rows = [bounded_json(line) for line in lines if line.endswith("}")]
         return {row["step"]: row["loss"] for row in rows if "loss" in row}
 

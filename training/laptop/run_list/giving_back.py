@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from training.laptop.run_list import listing
 from training.laptop.run_list.listing import Copy
 from training.run.folder import PROVE, checkpoint_folder
 from training.run.launch import LaunchError
-from training.text.files import OPTIMIZER, figure_in
+from training.text.files import OPTIMIZER
 
 SHOWN = 3
 """Runs that a sentence names."""
@@ -105,12 +104,11 @@ def at_stake(head: Head, home: Path) -> RunsAtRisk:
         for row in rows
         if row.head and row.head.steps and (row.run_id in unfetched or _could_go_on(row.run_id, row.head))
     }
-    saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
         _unfinished(
             run_id,
             row.newest,
-            saved.get(run_id, 0.0),
+            row.newest.saved,
             at_home=row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0,
         )
         for run_id, row in open_runs.items()
@@ -146,17 +144,6 @@ def _unfinished(run_id: str, copy: Copy, saved: float, at_home: int) -> Unfinish
 
 def _has_optimizer(home: Path, run_id: str, step: int) -> bool:
     return (home / run_id / checkpoint_folder(step) / OPTIMIZER).is_file()
-
-
-def _saved(head: Head, steps: Mapping[str, int]) -> dict[str, float]:
-    """When checkpoints on the head were written, by their runs, in seconds since 1970."""
-    folders = {f"{run_id}/{checkpoint_folder(step)}": run_id for run_id, step in steps.items()}
-    if not folders:
-        return {}
-    names = " ".join(map(shlex.quote, folders))
-    answer = head.shell(f"cd {shlex.quote(str(head.runs))} && stat -c '%Y %n' {names} 2>/dev/null; true")
-    lines = [line.partition(" ") for line in answer.splitlines()]
-    return {folders[name]: figure_in(seconds) for seconds, _, name in lines if name in folders}
 
 
 def _hosts(head: Head, active: str) -> frozenset[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +14,14 @@ from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.follow import RunLook
 from training.laptop.head_node import Head, HereHead
+from training.laptop.on_head import run_folders
+from training.laptop.on_head.run_folders import DetailAnswer
 from training.laptop.open_cluster import open_cluster
 from training.recipe.base import Base
 from training.run.checkpoint_files import wanted_step
-from training.run.folder import CHECKPOINTS, CLAIM, LAUNCH, begun, checkpoint_steps, recipe_of, was_made_in
-from training.run.history import STARTS
+from training.run.folder import begun, checkpoint_name, checkpoint_steps, recipe_of, was_made_in
 from training.text.counts import NONE, size
-from training.text.files import BEST, figure_in
+from training.text.files import bounded_json, is_figure
 from training.text.problems import TrainingError
 
 HEADER = ("run", "model", "state", "step", "begun", "laptop", "head", "fetched", "cost")
@@ -144,11 +144,6 @@ def values(row: RunRow) -> dict[str, Any]:
     }
 
 
-PART, END = "\x1e", "\x1d"
-PART_OCTAL = "\\036"
-SIZES_S = 120.0
-
-
 @dataclass(frozen=True)
 class Copy:
     """A run's folder in one place."""
@@ -171,12 +166,14 @@ class Copy:
     """Its recipe's; None where nothing says so."""
     cluster: str = ""
     """On which it was started; empty for this machine, and where nothing says so."""
+    saved: float = 0.0
+    """When its newest checkpoint was written, in seconds since 1970; 0 where it has none."""
 
 
 def on_head(head: Head) -> dict[str, Copy]:
     """The runs on a head, by their ids. Raises HeadError."""
     looks = {seen.run_id: seen for seen in runs.all_runs(head)}
-    return _copies(looks, head.shell(_details_command(str(head.runs)), SIZES_S))
+    return _copies(looks, head.ask(run_folders.details, head.runs))
 
 
 def on_laptop(folder: Path) -> dict[str, Copy]:
@@ -184,30 +181,11 @@ def on_laptop(folder: Path) -> dict[str, Copy]:
     head = HereHead(folder)
     here = frozenset(run_id for run_id in _names(head.runs) if was_made_in(head.runs / run_id))
     looks = {seen.run_id: seen for seen in runs.all_runs(head)}
-    return _copies(looks, head.shell(_details_command(str(head.runs)), SIZES_S), here)
+    return _copies(looks, head.ask(run_folders.details, head.runs), here)
 
 
 def _names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
-
-
-def _details_command(folder: str) -> str:
-    """A shell command that prints of every run there what `_copies` reads, in its order."""
-    parts = (
-        '"$r"',
-        '"$(du -sk "$r" | sed \'s/[^0-9].*//\')"',
-        f'"$(head -c 100 "$r/{CLAIM}" 2>/dev/null)"',
-        f'"$(ls "$r/{CHECKPOINTS}" 2>/dev/null)"',
-        f'"$(head -c 100 "$r/{CHECKPOINTS}/{BEST}" 2>/dev/null)"',
-        f'"$(sed -n \'1s/.*"at": *\\([0-9.]*\\).*/\\1/p\' "$r/{STARTS}" 2>/dev/null)"',
-        '"$([ -e "$r/adapter" ] || [ -e "$r/model" ] && echo there)"',
-        '"$(grep -m 1 "^base_model = " "$r/recipe.toml" 2>/dev/null)"',
-        f'"$(sed -n \'s/.*"cluster": *"\\([a-z0-9-]*\\)".*/\\1/p\' "$r/{LAUNCH}" 2>/dev/null)"',
-    )
-    line = f"printf '{PART_OCTAL.join(['%s'] * len(parts))}\\035' {' '.join(parts)}"
-    return (
-        f'cd {shlex.quote(folder)} 2>/dev/null || exit 0; for d in */; do r=${{d%/}}; [ -d "$r" ] && {line}; done; true'
-    )
 
 
 def _base_model(line: str) -> Base | None:
@@ -217,17 +195,34 @@ def _base_model(line: str) -> Base | None:
         return None
 
 
-def _copies(looks: Mapping[str, RunLook], details: str, here: frozenset[str] = frozenset()) -> dict[str, Copy]:
-    copies = {}
-    for text in details.split(END):
-        run_id, *rest = text.split(PART)
-        if run_id in looks and len(rest) == 8:
-            kib, claim, names, best, first, laid, base, cluster = rest
-            steps = tuple(checkpoint_steps(names.split()))
-            wanted = wanted_step(names.split(), best)
-            size_bytes = int(figure_in(kib)) * 1024
-            copies[run_id] = Copy(
-                *(looks[run_id], size_bytes, claim.strip(), steps, wanted, figure_in(first), run_id in here),
-                *(bool(laid), _base_model(base), cluster.strip()),
-            )
-    return copies
+def _copies(
+    looks: Mapping[str, RunLook], details: Iterable[DetailAnswer], here: frozenset[str] = frozenset()
+) -> dict[str, Copy]:
+    known = {each["run"]: each for each in details if each["run"] in looks}
+    return {run_id: _copy(looks[run_id], detail, run_id in here) for run_id, detail in known.items()}
+
+
+def _copy(look: RunLook, detail: DetailAnswer, made_here: bool) -> Copy:
+    names = detail["checkpoints"]
+    steps = tuple(checkpoint_steps(names))
+    return Copy(
+        look=look,
+        size_bytes=detail["kib"] * 1024,
+        claim=detail["claim"].strip(),
+        steps=steps,
+        wanted=wanted_step([*names], detail["best"]),
+        first_start=_first_start(detail["first_start"]),
+        made_here=made_here,
+        laid_down=detail["loadable"],
+        base_model=_base_model(detail["base_model"]),
+        cluster=detail["cluster"],
+        saved=names.get(checkpoint_name(steps[-1]), 0.0) if steps else 0.0,
+    )
+
+
+def _first_start(line: str) -> float:
+    try:
+        at = bounded_json(line)["at"]
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+    return float(at) if is_figure(at) else 0.0

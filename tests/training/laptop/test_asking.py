@@ -1,0 +1,132 @@
+"""What a head answers in JSON: over a real conversation the same as here, and nothing of it is trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inventory import node_program
+from inventory.node_program import Program, ProgramError
+from tests.support.run_folders import make_run
+from training.laptop import asking
+from training.laptop.asking import Questions, VerbError
+from training.laptop.on_head import fs, machines, run_folders, serve
+from training.run import folder, history
+from training.text import files
+
+RUN, OTHER = "tiny-20260131-154500", "tiny-20260131-160000"
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[Questions]:
+    with node_program.start_here(shlex.join(asking.ARGV)) as program:
+        yield Questions(program)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """One run with checkpoints, and one whose files are damaged."""
+    make_run(tmp_path, RUN, steps=(2, 4), best="step-2\n")
+    broken = make_run(tmp_path, OTHER)
+    (broken / "status.json").write_bytes(b"\xff\x01\x1e{")
+    (broken / "recipe.toml").write_text('名 = 1\nbase_model = "built-in:tiny"\n')
+    (broken / "starts.jsonl").write_text('{"at": 1.5}\n{')
+    (tmp_path / "\udcff").mkdir()
+    return tmp_path
+
+
+QUESTIONS = (
+    (fs.text, f"{OTHER}/status.json"),
+    (fs.text, f"{OTHER}/recipe.toml", 9),
+    (fs.text, "none"),
+    (fs.names, "."),
+    (fs.names, "none"),
+    (fs.newest, ".", "*/launch.json", 1),
+    (fs.matches, f"{RUN}/launch.json", "run_[a-z]+"),
+    (fs.exists, RUN),
+    (fs.executable, RUN),
+    (fs.sha256, f"{RUN}/launch.json"),
+    (run_folders.details, "."),
+    (run_folders.checkpoints_of_all, "."),
+    (run_folders.whole_checkpoint, f"{RUN}/checkpoints", [], [[]]),
+    (run_folders.starting, "."),
+    (machines.model, RUN),
+)
+
+
+@pytest.mark.parametrize(("verb", "path", "more"), [(verb, path, more) for verb, path, *more in QUESTIONS])
+def test_what_is_answered_over_a_connection_is_what_is_answered_here(far: Questions, runs: Path, verb, path, more):
+    assert far.ask(verb, runs / path, *more) == verb(runs / path, *more)
+
+
+def test_looks_are_the_same_too_but_for_their_time(far: Questions, runs: Path):
+    for here in (True, False):
+        looks = [*far.ask(run_folders.looks, runs, here), far.ask(run_folders.look, runs / RUN, here)]
+        assert [{**each, "now": 0} for each in looks] == [
+            {**each, "now": 0} for each in [*run_folders.looks(runs, here), run_folders.look(runs / RUN, here)]
+        ]
+
+
+def test_a_long_answer_comes_in_pieces(far: Questions, tmp_path: Path):
+    (tmp_path / "log").write_text("名" * serve.PIECE)
+    assert far.ask(fs.text, tmp_path / "log") == "名" * serve.PIECE
+
+
+def test_what_cannot_be_done_is_said_and_the_next_question_is_answered(far: Questions, tmp_path: Path):
+    with pytest.raises(VerbError, match="No such file"):
+        far.ask(fs.sha256, tmp_path / "none")
+    assert far.ask(fs.exists, tmp_path)
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_file(far: Questions, tmp_path: Path):
+    os.mkfifo(tmp_path / "plan.json")
+    assert far.ask(fs.text, tmp_path / "plan.json") is None
+
+
+def piece(content: object, more: bool = False) -> str:
+    return json.dumps({"piece": content if isinstance(content, str) else json.dumps(content), "more": more}) + "\n"
+
+
+NO_ANSWERS = (
+    [],
+    ["Welcome to te1\n"],
+    [piece({"answer": 5})],
+    [piece({"answer": [None]})],
+    [piece([])],
+    [piece({})],
+    [piece('{"answer": [1e999]}')],
+    [piece("[" * 100_000)],
+    [piece('{"answer": ["', more=True)],
+    [piece("x" * 200, more=True)] * 20,
+)
+
+
+@pytest.mark.parametrize("lines", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
+def test_what_is_no_answer_ends_the_conversation(lines: list[str], monkeypatch):
+    monkeypatch.setattr(asking, "LONGEST", 1000 if len(lines) > 1 else asking.LONGEST)
+    program = Program("te1", iter(lines), io.StringIO(), end=lambda: 0, drop=lambda: None, alive=lambda: True)
+    with pytest.raises(ProgramError, match=r"^te1: "):
+        Questions(program).ask(fs.names, "/")
+
+
+def test_every_verb_has_a_contract_that_its_answers_are_held_against():
+    hints = [asking.get_type_hints(verb)["return"] for verb in serve.VERBS.values()]
+    assert len(hints) > 20 and not any(asking.fits(object(), hint) for hint in hints)
+    look = {"run": "r", "status": "", "alive": True, "now": 1, "metrics": "", "evaluation": ""}
+    assert asking.fits([look], list[run_folders.LookAnswer])
+    for wrong in ({**look, "alive": 1}, {**look, "now": True}, {**look, "more": ""}, {"run": "r"}, [], None):
+        assert not asking.fits([wrong], list[run_folders.LookAnswer])
+
+
+def test_files_of_runs_are_called_there_as_they_are_here():
+    named = {**vars(files), **vars(history), **vars(folder)}
+    own = {name: value for name, value in vars(run_folders).items() if isinstance(value, str) and name.isupper()}
+    names = own.keys() & named.keys()
+    assert len(names) > 10 and all(getattr(run_folders, name) == named[name] for name in names)
+    assert folder.unit_of("") == run_folders.UNIT
