@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import sys
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -20,6 +21,8 @@ from inventory.localcloud.ecs import account as accounts
 from inventory.ssh import SshError
 from snapshots.create import FROZEN
 from tests.support.fake_machines import FakeMachines
+from training.laptop.asking import HeadError
+from training.laptop.on_head import fs
 
 OURS = str(Path(__file__).parents[2] / "inventory")
 WORLD, END = "SPOTUNE_PAPER_WORLD", "SPOTUNE_PAPER_END"
@@ -57,8 +60,8 @@ class Connection:
 
     user = "root"
 
-    def __init__(self, node, frozen, told):
-        self.host, self.frozen, self.told = node.address, frozen, told
+    def __init__(self, node, frozen):
+        self.host, self.frozen = node.address, frozen
         self.transport = SimpleNamespace(close=lambda: None)
 
     def __enter__(self):
@@ -86,10 +89,7 @@ class Connection:
             was = FROZEN if self.host in self.frozen else ""
             self.frozen.discard(self.host)
             return was
-        if command == "true" or "/data/runs" in command:  # that it answers; that there are no runs
-            return ""
-        if command.startswith("mkdir -p /run/spotune/reclaim"):  # until when it is rented
-            self.told.append((self.host, command))
+        if command == "true":  # that it answers
             return ""
         raise AssertionError(f"a machine on paper does not know: {command}")
 
@@ -100,6 +100,13 @@ class Connection:
         return json.dumps({"packages": 0, "bytes": 0})
 
 
+def _asked(head, paper, verb, *arguments):
+    try:
+        return paper.ask(head, verb, *arguments)
+    except SshError as error:
+        raise HeadError(str(error)) from error
+
+
 class PaperSsh:
     """`with PaperSsh(world):` lets this process reach the machines of the world that `world()` gives."""
 
@@ -108,7 +115,7 @@ class PaperSsh:
         self.frozen = set()
         """Addresses whose /data is frozen."""
         self.told = []
-        """Who was told until when it is rented, by which command."""
+        """Who was told until when it is rented, in which words."""
 
     def connect(self, node, timeout_s=10):
         there = next((i for i in self.world().instances.values() if i.address == node.address), None)
@@ -117,10 +124,19 @@ class PaperSsh:
         pinned = [line.split()[:3] for line in node.known_hosts.read_text().splitlines()]
         if [node.address, *host_key(there.instance_id).split()] not in pinned:
             raise SshError(f"{node.name} ({node.address}:22): its host key is not in {node.known_hosts}")
-        return Connection(node, self.frozen, self.told)
+        return Connection(node, self.frozen)
+
+    def ask(self, head, verb, *arguments):
+        """A head without runs, which takes what is written to it."""
+        connection = self.connect(head.node)
+        if verb is fs.write:  # until when it is rented
+            self.told.append((connection.host, arguments[1]))
+            return None
+        return {"looks": [], "details": [], "starting": None}[verb.__name__]
 
     def __enter__(self):
         self._patches = [patch(name, self.connect) for name in MADE_BY_NAME]
+        self._patches += [patch("training.laptop.head_node.RemoteHead.ask", partialmethod(_asked, self))]
         self._patches += [patch("inventory.renting.machines.ANSWER_S", 0.1)]
         self._patches += [patch("inventory.renting.machines.ASK_EVERY_S", 0.01)]
         for each in self._patches:

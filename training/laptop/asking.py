@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from inventory.node_program import Program, ProgramError
+from training.run.launch import LaunchError
 from training.text.files import bounded_json
+from training.text.problems import FAILED
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,12 +33,20 @@ LONGEST = 64 << 20
 """Characters of an answer."""
 
 
-class VerbError(Exception):
-    """What was asked for could not be done there, in its words; the head still answers."""
+class HeadError(LaunchError):
+    """The head cannot be reached, or what it was asked for could not be done there."""
+
+    exit_code = FAILED
 
 
+class VerbError(HeadError):
+    """It could not be done there; the head still answers."""
+
+
+@cache
 def code() -> str:
-    """The first line that is sent: the modules in the order in which they import each other."""
+    """The first line that is sent: the modules in the order in which they import each other. What this program began
+    with, also after an update of its files."""
     modules = [
         (PACKAGE, ""),
         *((f"{PACKAGE}.{name}", _source(name)) for name in ("fs", "machines", "run_folders", "serve")),
@@ -47,28 +59,27 @@ def _source(name: str) -> str:
 
 
 class Questions:
-    """A conversation with a head; one question at a time, from whichever thread."""
+    """A conversation with a head. Who asks holds `free`: the next question comes after the answer."""
 
     def __init__(self, program: Program) -> None:
-        self._program, self._messages, self._one_at_a_time = program, program.messages(), threading.Lock()
+        self._program, self._messages, self.free = program, program.messages(), threading.Lock()
         program.send(code())
 
     def ask(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """What a verb of on_head answers there. Raises VerbError, and ProgramError where the talk is over."""
-        question = {"verb": verb.__name__, "arguments": arguments, "named": named}
-        with self._one_at_a_time:
-            self._program.send(json.loads(json.dumps(question, default=str)))
-            try:
-                content = bounded_json(self._read())
-            except ValueError as error:
-                raise ProgramError(
-                    f"{self._program.where}: its answer to {verb.__name__} cannot be read: {error}"
-                ) from error
+        plain = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in arguments]
+        self._program.send({"verb": verb.__name__, "arguments": plain, "named": named})
+        try:
+            content = bounded_json(self._read())
+        except ValueError as error:
+            raise ProgramError(
+                f"{self._program.where}: its answer to {verb.__name__} cannot be read: {error}"
+            ) from error
         if isinstance(content, dict) and "error" in content:
-            raise VerbError(str(content["error"]))
+            raise VerbError(f"{self._program.where}: {content['error']}")
         answer: Any = content.get("answer") if isinstance(content, dict) else None
         if not fits(answer, get_type_hints(verb)["return"]):
-            raise ProgramError(f"{self._program.where}: its answer to {verb.__name__} is none")
+            raise ProgramError(f"{self._program.where}: its answer to {verb.__name__} is of another kind")
         return cast("T", answer)
 
     def _read(self) -> str:

@@ -22,14 +22,15 @@ from inventory import node_program, ssh
 from inventory.node_program import Program
 from inventory.nodes import Node
 from training.laptop import asking
-from training.laptop.asking import Questions, VerbError
+from training.laptop.asking import HeadError, Questions, VerbError
 from training.laptop.on_head import fs, machines, run_folders
 from training.laptop.on_head.machines import HardwareAnswer
+from training.laptop.on_head.run_folders import version_of
+from training.laptop.on_head.serve import words
 from training.plan.facts import Card, NodeHardware, slowest_first
 from training.run.folder import REMOTE_RUNS, STATUS, STOP
-from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
+from training.run.launch import NO_DATA_DISK, Launch, supervisor_argv, unit_argv
 from training.text.files import SFTP_GARBAGE, figure_in, within
-from training.text.problems import FAILED
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -43,16 +44,10 @@ LONGER_S: dict[Callable[..., Any], float] = {
     **dict.fromkeys((run_folders.whole_checkpoint, run_folders.unpack, fs.copy, fs.sha256), 600.0),
     **dict.fromkeys((run_folders.details, fs.remove, fs.link_tree), 120.0),
     **dict.fromkeys((run_folders.discard, run_folders.remove_abandoned, run_folders.start), 60.0),
-    machines.hardware_of: 30.0,
+    **dict.fromkeys((machines.hardware_of_all, machines.room), machines.CARDS_S + 10),
 }
 """Questions that take a head longer."""
 NOT_STARTED = "the supervisor did not start; it said so in {folder}/logs/supervisor.log"
-
-
-class HeadError(LaunchError):
-    """The head cannot be reached, or a command on it failed."""
-
-    exit_code = FAILED
 
 
 class Head(Protocol):
@@ -85,14 +80,13 @@ class Head(Protocol):
 
 
 class RemoteHead:
-    """A node over ssh; a broken connection is closed, and made anew by the next command."""
+    """A node over ssh; a broken connection is closed, and made anew by the next question."""
 
     here = False
 
-    def __init__(self, node: Node, deploy: str = "", answer_s: float = ANSWER_S) -> None:
+    def __init__(self, node: Node, deploy: str = "") -> None:
         """`deploy`: the command that makes the node ready, for whoever is to write there."""
         self.node, self.name, self.runs, self._deploy = node, node.name, REMOTE_RUNS, deploy
-        self._answer_s = answer_s
         self._connection: Any = None
         self._questions: Questions | None = None
         self._opening = threading.Lock()
@@ -106,19 +100,25 @@ class RemoteHead:
             raise HeadError(str(error) or type(error).__name__) from error
 
     def ask(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        try:  # in a thread of its own, which reads the answer to the end also where Ctrl-C ends the wait for it
-            return within(LONGER_S.get(verb, self._answer_s), lambda: self._talked().ask(verb, *arguments, **named))
-        except VerbError as error:
-            raise HeadError(f"{self.name}: {error}") from error
+        try:  # in a thread of its own, which Ctrl-C does not interrupt in the middle of a line
+            return within(LONGER_S.get(verb, ANSWER_S), lambda: self._answer(verb, *arguments, **named))
+        except VerbError:
+            raise
         except Exception as error:  # of ssh, of the socket, of time
             self.close()
             raise HeadError(str(error) or type(error).__name__) from error
 
-    def _talked(self) -> Questions:
+    def _answer(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """In a conversation of its own where another question, which Ctrl-C left behind, is not answered yet."""
         with self._opening:
-            if self._questions is None:
+            if self._questions is None or not self._questions.free.acquire(blocking=False):
                 self._questions = Questions(self.talk(f"exec {shlex.join(asking.ARGV)}"))
-            return self._questions
+                self._questions.free.acquire()
+            questions = self._questions
+        try:
+            return questions.ask(verb, *arguments, **named)
+        finally:
+            questions.free.release()
 
     def make_runs(self) -> None:
         if not self.ask(run_folders.make_runs, self.runs):
@@ -159,7 +159,7 @@ class RemoteHead:
 
         def opened() -> SFTPClient:
             if not self._reads_runs:
-                self._talked().ask(run_folders.own_runs, self.runs)
+                self._answer(run_folders.own_runs, self.runs)
                 self._reads_runs = True
             try:
                 channel: SFTPClient = self._open().client.open_sftp()
@@ -215,7 +215,7 @@ class HereHead:
         try:
             return verb(*arguments, **named)
         except OSError as error:
-            raise HeadError(f"{self.name}: {error}") from error
+            raise HeadError(f"{self.name}: {words(error, arguments)}") from error
 
     def make_runs(self) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ class HereHead:
     def start(self, launch: Launch) -> None:
         folder = Path(launch.run_dir)
         (folder / STOP).unlink(missing_ok=True)
-        before = _which(folder / STATUS)  # stays until there is another: a run without one is not found
+        before = version_of(folder / STATUS)  # stays until there is another: a run without one is not found
         with (folder / "logs" / "supervisor.log").open("ab") as log:
             supervisor = subprocess.Popen(
                 supervisor_argv(launch),
@@ -240,7 +240,7 @@ class HereHead:
             )
         # the status says who the supervisor is: without one a look would take the run for lost
         deadline, over = time.monotonic() + ANSWER_S, False
-        while _which(folder / STATUS) == before:
+        while version_of(folder / STATUS) == before:
             if over:
                 raise HeadError(NOT_STARTED.format(folder=folder))
             over = supervisor.poll() is not None or time.monotonic() > deadline  # its status is looked for once more
@@ -253,25 +253,16 @@ class HereHead:
         """There is no connection."""
 
 
-def _which(path: Path) -> tuple[int, int] | None:
-    """What tells a file from the one that was put in its place; None where there is none."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns  # a number that is free again is given to the next file
-
-
 def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
     """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
 
     Where the ranks compute on the CPU no node has cards, whatever it has.
     """
     first, *others = launch.hosts
-    its = _hardware(first.name, head.ask(machines.hardware, launch.data_disk))
-    asked = [host.name for host in others]
-    answers = head.ask(machines.hardware_of, asked, launch.data_disk, list(asking.ARGV), asking.code()) if asked else {}
-    hardware = {name: _hardware(name, answer) for name, answer in answers.items()}
+    names = [host.name for host in others]
+    answer = head.ask(machines.hardware_of_all, names, launch.data_disk, list(asking.ARGV), asking.code())
+    its = _hardware(first.name, answer["own"])
+    hardware = {name: _hardware(name, answer) for name, answer in answer["others"].items()}
     nodes = [replace(hardware.get(host.name, its), name=host.name, slots=host.slots) for host in launch.hosts]
     on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
     return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)

@@ -17,6 +17,7 @@ from training.plan.calibration import Calibration, MeasuredRun
 from training.run import comm_report
 from training.run.comm_report import Result
 from training.run.folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
+from training.text.files import within
 
 HEAD_S = 4.0
 """What `fab plan` waits for a head at most."""
@@ -61,8 +62,8 @@ def of_head(head: Head) -> Measurements:
     """What lies on a head. Raises HeadError where it does not answer."""
     path = calibration.calibration_file(head.runs)
     made = _calibration(head.name, path, head.ask(fs.text, path) or "")
-    checks = tuple(_checks(head.name, head.ask(fs.newest, head.runs, f"{CHECK}-*/{RESULT}", 1)))
-    measured = head.ask(fs.newest, head.runs, f"*/{MEASURED}", NEWEST)
+    checks = tuple(_checks(head.name, head.ask(fs.newest_texts, head.runs, f"{CHECK}-*/{RESULT}", 1)))
+    measured = head.ask(fs.newest_texts, head.runs, f"*/{MEASURED}", NEWEST)
     return Measurements(made, tuple(_runs((head.name, each) for each in measured)), checks)
 
 
@@ -72,9 +73,9 @@ def known(cluster: str, node: Node | None) -> Measurements:
     if node is None:
         return here
     try:
-        with closing(RemoteHead(node, answer_s=HEAD_S)) as head:
-            return here.and_also(of_head(head))
-    except HeadError as error:
+        with closing(RemoteHead(node)) as head:
+            return here.and_also(within(HEAD_S, lambda: of_head(head)))
+    except (HeadError, TimeoutError) as error:
         return replace(here, notes=(f"what {node.name} has measured is not known: {error}",))
 
 

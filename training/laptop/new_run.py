@@ -69,7 +69,7 @@ def under_notice(cluster: Session) -> list[reclaim.Notice]:
     if cluster.head.here:
         return []
     head, nodes = cluster.head, [node.name for node in cluster.nodes]
-    told = head.ask(fs.newest, reclaim.FOLDER, "*.json", MOST_NOTICES)
+    told = head.ask(fs.newest_texts, reclaim.FOLDER, "*.json", MOST_NOTICES)
     return reclaim.pending(reclaim.parse_notices(told), nodes, head.ask(machines.now))
 
 

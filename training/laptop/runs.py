@@ -63,7 +63,10 @@ def object_of(head: Head, run_id: str, name: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-NCCL_SAYS = "NCCL (?:version|WARN|INFO (?:Bootstrap|NET/|P2P plugin|Using network|Channel .* via|NCCL_)).*"
+NCCL_SAYS = (
+    "NCCL (?:version|WARN|INFO (?:Bootstrap|NET/|P2P plugin|Using network|Channel [^\\n]{0,80} via|NCCL_))[^\\n]{0,300}"
+)
+"""Bounded: a log may have a line of any length."""
 
 
 def nccl_log(head: Head, run_id: str) -> str:
@@ -85,7 +88,7 @@ def log(head: Head, run_id: str) -> str:
 
 def events(head: Head, run_id: str) -> list[Told]:
     """What the ranks of a run have told in values, over all its starts, the oldest first."""
-    return parse_rows(head.ask(fs.text, head.runs / run_id / EVENTS) or "")
+    return parse_rows(head.ask(fs.text, head.runs / run_id / EVENTS, fs.MOST) or "")
 
 
 def look(head: Head, run_id: str) -> RunLook:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from training.laptop import asking
 from training.laptop.asking import Questions, VerbError
 from training.laptop.on_head import fs, machines, run_folders, serve
 from training.run import folder, history
+from training.run.launch import Launch, supervisor_argv
 from training.text import files
 
 RUN, OTHER = "tiny-20260131-154500", "tiny-20260131-160000"
@@ -47,7 +49,7 @@ QUESTIONS = (
     (fs.text, "none"),
     (fs.names, "."),
     (fs.names, "none"),
-    (fs.newest, ".", "*/launch.json", 1),
+    (fs.newest_texts, ".", "*/launch.json", 1),
     (fs.matches, f"{RUN}/launch.json", "run_[a-z]+"),
     (fs.exists, RUN),
     (fs.executable, RUN),
@@ -130,3 +132,55 @@ def test_files_of_runs_are_called_there_as_they_are_here():
     names = own.keys() & named.keys()
     assert len(names) > 10 and all(getattr(run_folders, name) == named[name] for name in names)
     assert folder.unit_of("") == run_folders.UNIT
+    argv = supervisor_argv(Launch(RUN, "/r", (), "", (), "python", {}))
+    assert f"{run_folders.SUPERVISES}/r" in " ".join(argv)
+    for name in (RUN, "a b-20260131-154500", "tiny-2026", "名-20260131-154500", ".tiny-20260131-154500"):
+        assert (re.fullmatch(run_folders.RUN_ID, name) is not None) == folder.is_run_id(name), name
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(far: Questions, runs: Path):
+    """What `[old]` would tell systemctl is another number of states."""
+    for name in ("status.json", "metrics.jsonl", "launch.json"):
+        (runs / OTHER / name).unlink()
+        (runs / OTHER / name).symlink_to(name)
+    (runs / "loop-20260101-000000").symlink_to("loop-20260101-000000")
+    (runs / "tiny-20260131-154500 [old]").mkdir()
+    hollow = make_run(runs, "hollow-20260131-154500")
+    (hollow / "metrics.jsonl").write_bytes(b"\0" * (11 << 20))
+    (hollow / "checkpoints").rmdir()
+    (hollow / "checkpoints").symlink_to("checkpoints")
+    assert [each["run"] for each in far.ask(run_folders.looks, runs, True)] == [hollow.name, RUN]
+    assert [each["run"] for each in far.ask(run_folders.details, runs)] == [hollow.name, RUN, OTHER]
+    assert far.ask(run_folders.checkpoints_of_all, runs)[RUN] == ["best", "step-2", "step-4"]
+    far.ask(run_folders.remove_abandoned, runs)
+
+
+def test_states_that_cannot_be_matched_to_their_units_are_no_answer(runs: Path, monkeypatch):
+    (runs / "bin").mkdir()
+    (runs / "bin" / "systemctl").write_text("#!/bin/sh\necho active\n")
+    (runs / "bin" / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{runs}/bin:{os.environ['PATH']}")
+    with pytest.raises(OSError, match="1 states of 2 units"):
+        run_folders.looks(runs, False)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_damaged_one(runs: Path):
+    (runs / RUN / "checkpoints" / "step-4" / "SHA256SUMS").symlink_to("SHA256SUMS")
+    assert run_folders.whole_checkpoint(runs / RUN / "checkpoints", [], [[]]) == {"whole": 2, "damaged": [4]}
+
+
+def test_a_program_that_reads_its_input_takes_no_question(tmp_path: Path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\ncat\necho A10, 23028\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with node_program.start_here(shlex.join(asking.ARGV)) as program:
+        questions = Questions(program)
+        assert questions.ask(machines.hardware, "")["cards"] == ["A10, 23028"]
+        assert questions.ask(machines.now)
+
+
+def test_a_file_that_is_too_long_is_not_cut_in_silence(tmp_path: Path):
+    (tmp_path / "plan.json").write_text("x" * 11)
+    with pytest.raises(OSError, match="more than"):
+        fs.read(tmp_path / "plan.json", most=10)
+    assert fs.text(tmp_path / "plan.json", 3) == "xxx"

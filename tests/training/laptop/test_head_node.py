@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import shutil
 import stat
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,12 +20,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from inventory.node_program import ProgramError
 from tests.support.run_folders import make_run, supervisor_of
 from tests.support.waiting import until
 from training.data.sample import DataError
 from training.laptop import base_model, preparing, rental, resume_run, runs
 from training.laptop.adapter import tuned_model
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
@@ -566,3 +571,29 @@ def test_runs_are_read_by_root_and_by_who_logs_in_alone(head, tmp_path, monkeypa
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
     found = head.runs.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, owner)
+
+
+def test_after_ctrl_c_in_a_long_question_the_next_one_is_answered_at_once(head, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "long")
+    monkeypatch.setattr("training.laptop.head_node.within", lambda seconds, work: interrupted(work))
+
+    def left_behind(work):
+        with contextlib.suppress(HeadError, ProgramError):  # the connection is closed in the end
+            work()
+
+    def interrupted(work):
+        threading.Thread(target=left_behind, args=(work,), daemon=True).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        head.ask(fs.sha256, tmp_path / "long")  # waits for somebody to write
+    monkeypatch.undo()
+    assert head.ask(fs.exists, tmp_path)
+    (tmp_path / "long").write_text("")
+
+
+def test_where_runs_cannot_be_made_ones_own_that_is_the_heads_trouble(head, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUDO_UID", "-5")
+    head.runs = tmp_path
+    with pytest.raises(HeadError, match=r"^te1: "):
+        head.open_sftp()

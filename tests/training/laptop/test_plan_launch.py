@@ -281,14 +281,17 @@ def test_anyway_starts_in_spite_of_an_estimate(tmp_path: Path, monkeypatch):
     assert head.started
 
 
+LEFT, DONE, ODD = (f"{name}-20260101-000000" for name in ("left", "done", "odd"))
+
+
 def test_what_an_interrupted_start_left_is_removed_by_the_next_and_nothing_else_is(tmp_path: Path, monkeypatch):
     head = Recorded(tmp_path / "some runs' folder")
-    for name, files in (("left", [PREPARING]), ("finished", ["status.json"]), ("odd", [PREPARING, "status.json"])):
+    for name, files in ((LEFT, [PREPARING]), (DONE, ["status.json"]), (ODD, [PREPARING, "status.json"])):
         (head.runs / name).mkdir(parents=True)
         for file in files:
             (head.runs / name / file).touch()
     start(head, monkeypatch, PREPARED)
-    assert sorted(path.name for path in head.runs.iterdir()) == ["finished", "odd", RUN]
+    assert sorted(path.name for path in head.runs.iterdir()) == [DONE, ODD, RUN]
 
 
 def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path, monkeypatch):

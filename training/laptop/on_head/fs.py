@@ -1,4 +1,4 @@
-"""Files and folders of a head, and what else it is asked about them."""
+"""Files and folders of a head, and programs it runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Union
 
@@ -16,54 +17,37 @@ SMALL, MOST = 1 << 18, 48 << 20
 BLOCK = 1 << 20
 
 
-def text(path: StrPath, last: int = 0) -> str | None:
-    """What a file holds, with `last` its last bytes alone; None where there is no regular file."""
-    content = read(path, last)
+# What is asked. OSError where it cannot be done.
+
+
+def text(path: StrPath, last_bytes: int = 0) -> str | None:
+    """What a file holds, or its end alone; None where there is no regular file."""
+    content = read(path, last_bytes)
     return None if content is None else content.decode("utf-8", "replace")
-
-
-def read(path: StrPath, last: int = 0, most: int = MOST) -> bytes | None:
-    """The same in bytes, `most` of them."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe an open would wait for its writer
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            return None
-        if last:
-            file.seek(max(0, about.st_size - last))
-        return file.read(most)
-
-
-def small(path: StrPath) -> str:
-    """What a small file holds; nothing where it cannot be read."""
-    try:
-        return (read(path, most=SMALL) or b"").decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def names(folder: StrPath) -> list[str]:
     """What is in a folder, sorted; nothing where there is none."""
-    return sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    try:
+        return sorted(path.name for path in Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
-def newest(folder: StrPath, pattern: str, most: int) -> list[str]:
+def newest_texts(folder: StrPath, pattern: str, most: int) -> list[str]:
     """What the newest files below a folder hold that match, the newest first."""
-    paths = [path for path in Path(folder).glob(pattern) if path.is_file()]
-    contents = map(text, sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:most])
-    return [content for content in contents if content is not None]
+    found = {path: about for path in Path(folder).glob(pattern) if (about := look_at(path))}
+    paths = sorted(found, key=lambda path: found[path].st_mtime, reverse=True)
+    return [small(path) for path in paths if stat.S_ISREG(found[path].st_mode)][:most]
 
 
 def matches(path: StrPath, pattern: str) -> list[str]:
-    """Each place of a file that matches, in their order."""
-    return [found[0] for found in re.finditer(pattern, text(path) or "")]
+    """Each place of a log's end that matches, in their order."""
+    return [found[0] for found in re.finditer(pattern, text(path, MOST) or "")]
 
 
 def exists(path: StrPath) -> bool:
-    return Path(path).exists()
+    return look_at(path) is not None
 
 
 def executable(path: StrPath) -> bool:
@@ -103,9 +87,74 @@ def link_tree(source: StrPath, target: StrPath) -> None:
 
 
 def remove(path: StrPath) -> None:
-    """A file, or a folder and all in it, where it is there."""
+    """A file or a link, or a folder and all in it, where it is there."""
     path = Path(path)
-    if path.is_dir() and not path.is_symlink():
+    if is_folder(path) and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+VERBS = (text, names, newest_texts, matches, exists, executable, sha256, write, rename, copy, link_tree, remove)
+
+
+# What the answers are made with
+
+
+def read(path: StrPath, last_bytes: int = 0, most: int = MOST) -> bytes | None:
+    """What a file holds, or its end alone; None where there is no regular file. Raises OSError where it is larger."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe an open would wait for its writer
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        if last_bytes:
+            file.seek(max(0, about.st_size - last_bytes))
+        elif about.st_size > most:
+            raise OSError(f"{os.fspath(path)} has {about.st_size} bytes, more than {most}")
+        return file.read(most)
+
+
+def small(path: StrPath, last_bytes: int = 0) -> str:
+    """What a small file holds; nothing where it cannot be read."""
+    try:
+        return (read(path, last_bytes, SMALL) or b"").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def look_at(path: StrPath) -> os.stat_result | None:
+    """What is known of the file that a path leads to; None where that is nothing."""
+    try:
+        return Path(path).stat()
+    except OSError:
+        return None
+
+
+def is_file(path: StrPath) -> bool:
+    return bool((about := look_at(path)) and stat.S_ISREG(about.st_mode))
+
+
+def is_folder(path: StrPath) -> bool:
+    return bool((about := look_at(path)) and stat.S_ISDIR(about.st_mode))
+
+
+def run(*argv: str, input_text: str = "", timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, and what it said. OSError where it cannot be started, or has not ended in time."""
+    try:
+        return subprocess.run(
+            argv, input=input_text, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{argv[0]} has not ended within {timeout_s:.0f} s") from None
+
+
+def run_well(*argv: str) -> None:
+    """The same; OSError with its first words where it fails."""
+    done = run(*argv)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[0]
+        raise OSError(f"{argv[0]} ended with {done.returncode}: {reason[:300]}")

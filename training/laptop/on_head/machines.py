@@ -7,15 +7,16 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypedDict
 
-from training.laptop.on_head.fs import StrPath, names, text
+from training.laptop.on_head.fs import StrPath, exists, names, run, small
 
 CONFIG, WEIGHTS = "config.json", ".safetensors"
+CARDS_S = 30.0
+"""A driver without persistence wakes every card first."""
 REACH = ("timeout", "20", "ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 
 
@@ -32,6 +33,12 @@ class HardwareAnswer(TypedDict):
     ram_bytes: int
     disk_free: int | None
     """Bytes; None where no disk was asked about."""
+
+
+class NodesAnswer(TypedDict):
+    own: HardwareAnswer
+    others: dict[str, HardwareAnswer]
+    """Of those that answer."""
 
 
 class RoomAnswer(TypedDict):
@@ -59,34 +66,33 @@ def _resolves(host: str) -> bool:
 
 def model(folder: StrPath) -> ModelAnswer:
     """Whether a model's files are there, of which some may be links."""
-    paths = [Path(folder, name) for name in names(folder)]
+    paths = [Path(folder, name) for name in names(folder) if not name.startswith(".")]
     return {
-        "gone": [str(path.readlink()) for path in paths if not path.exists()],
-        "whole": Path(folder, CONFIG).exists() and any(path.suffix == WEIGHTS for path in paths),
+        "gone": [str(path.readlink()) for path in paths if path.is_symlink() and not exists(path)],
+        "whole": exists(Path(folder, CONFIG)) and any(path.suffix == WEIGHTS for path in paths),
     }
 
 
 def room(models: list[str]) -> RoomAnswer:
     """How large models are together, and what is free of the first card."""
     weights = [Path(folder, name) for folder in models for name in names(folder) if name.endswith(WEIGHTS)]
-    free = [int(mib) << 20 for line in cards("memory.free") if (mib := line.strip()).isdigit()]
+    free = [int(mib) << 20 for line in cards("memory.free") if (mib := line.strip()).isdecimal()]
     return {"model_bytes": sum(path.stat().st_size for path in weights), "card_free": free[0] if free else None}
 
 
 def cards(what: str) -> list[str]:
     """A line for each; none where nvidia-smi fails, whatever it says then."""
-    argv = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        done = run("nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", timeout_s=CARDS_S)
     except OSError:
         return []
-    return [] if done.returncode else done.stdout.decode("utf-8", "replace").splitlines()
+    return [] if done.returncode else done.stdout.splitlines()
 
 
 def hardware(disk: str) -> HardwareAnswer:
     """What this machine has; `disk`: where runs lie."""
-    ram = re.search(r"MemTotal: *([0-9]+)", text("/proc/meminfo") or "")
-    space = os.statvfs(disk) if disk and Path(disk).exists() else None
+    ram = re.search(r"MemTotal: *([0-9]+)", small("/proc/meminfo"))
+    space = os.statvfs(disk) if disk and exists(disk) else None
     return {
         "cards": cards("name,memory.total"),
         "ram_bytes": int(ram[1]) << 10 if ram else 0,
@@ -94,18 +100,28 @@ def hardware(disk: str) -> HardwareAnswer:
     }
 
 
-def hardware_of(hosts: list[str], disk: str, boot: list[str], code: str) -> dict[str, HardwareAnswer]:
-    """Of other nodes, those that answer. `boot`, `code`: the command that runs this code there, and its first line."""
+def hardware_of_all(hosts: list[str], disk: str, boot: list[str], code: str) -> NodesAnswer:
+    """What this machine and other nodes have. `boot`, `code`: the command that runs this code there, and its first
+    line."""
     question = json.dumps({"verb": hardware.__name__, "arguments": [disk], "named": {}})
 
     def ask(host: str) -> HardwareAnswer | None:
-        command = [*REACH, host, shlex.join(boot)]
-        lines = f"{code}\n{question}\n".encode()
-        done = subprocess.run(command, input=lines, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        answers = [json.loads(line)["piece"] for line in done.stdout.splitlines() if line.startswith(b'{"piece"')]
-        found: HardwareAnswer | None = json.loads(answers[0]).get("answer") if answers else None
-        return found
+        try:
+            said = run(*REACH, host, shlex.join(boot), input_text=f"{code}\n{question}\n").stdout
+            piece = next(line for line in said.splitlines() if line.startswith('{"piece"'))
+            answer = json.loads(json.loads(piece)["piece"])["answer"]
+            free = answer["disk_free"]
+            return {
+                "cards": [str(each) for each in answer["cards"]],
+                "ram_bytes": int(answer["ram_bytes"]),
+                "disk_free": None if free is None else int(free),
+            }
+        except (OSError, KeyError, StopIteration, TypeError, ValueError):
+            return None
 
-    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        answers = {host: pool.submit(ask, host) for host in hosts}
-    return {host: answer for host, each in answers.items() if (answer := each.result())}
+    with ThreadPoolExecutor(len(hosts) + 1) as pool:
+        own, others = pool.submit(hardware, disk), {host: pool.submit(ask, host) for host in hosts}
+    return {"own": own.result(), "others": {host: found for host, each in others.items() if (found := each.result())}}
+
+
+VERBS = (now, unresolved, model, room, hardware, hardware_of_all)

@@ -5,24 +5,37 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import TypedDict
 
-from training.laptop.on_head.fs import MOST, StrPath, names, read, sha256, small, text
+from training.laptop.on_head.fs import (
+    MOST,
+    StrPath,
+    exists,
+    is_file,
+    is_folder,
+    look_at,
+    names,
+    read,
+    remove,
+    run,
+    run_well,
+    sha256,
+    small,
+)
 
 STATUS, METRICS, LAUNCH, RECIPE, STARTS = "status.json", "metrics.jsonl", "launch.json", "recipe.toml", "starts.jsonl"
 PREPARING, CLAIM, STOP, CHECKPOINTS, BEST, SUMS = "preparing", "claim", "stop", "checkpoints", "best", "SHA256SUMS"
+RUN_ID = r"[a-z0-9][a-z0-9._-]*-[0-9]{8}-[0-9]{6}"
 UNIT = "spotune-"
 SUPERVISES = "-m training.node.supervision.supervise --run "
 """In the command line of a run's supervisor, before the run's folder."""
 VALIDATION = b'"validation_loss"'
-LINES, LAST_LINES = 20, 5
+LINES, LAST_LINES, LINES_BYTES = 20, 5, 1 << 16
 """Of metrics.jsonl: in a look, and in a look at all runs; the last one may be half written."""
 LOCK_WAIT_S = 1.0
-"""A look at the lock holds it for a moment."""
+"""So long a look waits for a lock that may be about to be given back."""
 
 
 class LookAnswer(TypedDict):
@@ -67,12 +80,13 @@ def look(folder: StrPath, here: bool) -> LookAnswer:
 
 
 def looks(runs: StrPath, here: bool) -> list[LookAnswer]:
-    """A look at each folder with a launch.json."""
-    return _looks([folder for folder in _folders(runs) if (folder / LAUNCH).is_file()], here, LAST_LINES)
+    """A look at each run with a launch.json."""
+    return _looks([folder for folder in _folders(runs) if is_file(folder / LAUNCH)], here, LAST_LINES)
 
 
 def _folders(runs: StrPath) -> list[Path]:
-    return [folder for name in names(runs) if (folder := Path(runs, name)).is_dir()]
+    paths = [Path(runs, name) for name in names(runs) if re.fullmatch(RUN_ID, name)]
+    return [path for path in paths if is_folder(path)]
 
 
 def _looks(folders: list[Path], here: bool, lines: int) -> list[LookAnswer]:
@@ -82,15 +96,19 @@ def _looks(folders: list[Path], here: bool, lines: int) -> list[LookAnswer]:
 
 
 def _look(folder: Path, status: str, alive: bool, lines: int) -> LookAnswer:
-    metrics = read(folder / METRICS, last=MOST) or b""
-    lines += metrics.endswith(b"\n")
+    try:
+        metrics = read(folder / METRICS, last_bytes=MOST) or b""
+    except OSError:
+        metrics = b""
+    last = metrics[-LINES_BYTES:]
+    lines += last.endswith(b"\n")
     return {
         "run": folder.name,
         "status": status,
         "alive": alive,
         "now": time.time(),
-        "metrics": b"\n".join(metrics.rsplit(b"\n", lines)[-lines:]).decode("utf-8", "replace"),
-        "evaluation": _newest_evaluation(metrics).decode("utf-8", "replace"),
+        "metrics": b"\n".join(last.rsplit(b"\n", lines)[-lines:]).decode("utf-8", "replace"),
+        "evaluation": _newest_evaluation(metrics)[:LINES_BYTES].decode("utf-8", "replace"),
     }
 
 
@@ -117,11 +135,14 @@ def _supervised(folder: Path, status: str) -> bool:
 
 def _active(folders: list[Path]) -> set[Path]:
     """Those whose unit runs. Asked to stop it is deactivating, until the ranks have saved."""
-    argv = ["systemctl", "is-active", *(UNIT + folder.name for folder in folders)]
-    try:
-        states = subprocess.run(argv, stdout=subprocess.PIPE, check=False).stdout.decode().split() if folders else []
-    except OSError:
+    if not folders:
         return set()
+    try:
+        states = run("systemctl", "is-active", *(UNIT + folder.name for folder in folders)).stdout.split()
+    except FileNotFoundError:
+        return set()
+    if states and len(states) != len(folders):
+        raise OSError(f"systemctl told {len(states)} states of {len(folders)} units")
     return {folders[at] for at, state in enumerate(states) if state in {"active", "deactivating"}}
 
 
@@ -131,8 +152,7 @@ def details(runs: StrPath) -> list[DetailAnswer]:
 
 
 def _detail(folder: Path) -> DetailAnswer:
-    argv = ["du", "-sk", str(folder)]
-    used = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout.split()
+    used = run("du", "-sk", str(folder)).stdout.split()
     base = re.search(r"^base_model = .*", small(folder / RECIPE), re.MULTILINE)
     cluster = re.search(r'"cluster": *"([a-z0-9-]*)"', small(folder / LAUNCH))
     checkpoints = folder / CHECKPOINTS
@@ -140,22 +160,30 @@ def _detail(folder: Path) -> DetailAnswer:
         "run": folder.name,
         "kib": int(used[0]) if used else 0,
         "claim": small(folder / CLAIM),
-        "checkpoints": {name: (checkpoints / name).lstat().st_mtime for name in names(checkpoints)},
+        "checkpoints": {name: about.st_mtime for name in _names(checkpoints) if (about := look_at(checkpoints / name))},
         "best": small(checkpoints / BEST),
         "first_start": small(folder / STARTS).partition("\n")[0],
-        "loadable": (folder / "adapter").exists() or (folder / "model").exists(),
-        "base_model": base[0] if base else "",
+        "loadable": exists(folder / "adapter") or exists(folder / "model"),
+        "base_model": base[0].strip() if base else "",
         "cluster": cluster[1] if cluster else "",
     }
 
 
 def checkpoints_of_all(runs: StrPath) -> dict[str, list[str]]:
     """What is in the folders of checkpoints, by run."""
-    return {folder.name: names(folder / CHECKPOINTS) for folder in _folders(runs)}
+    return {folder.name: _names(folder / CHECKPOINTS) for folder in _folders(runs)}
+
+
+def _names(folder: Path) -> list[str]:
+    """One folder that cannot be read hides no others."""
+    try:
+        return names(folder)
+    except OSError:
+        return []
 
 
 def whole_checkpoint(folder: StrPath, needed: list[str], either: list[list[str]]) -> CheckpointAnswer:
-    """By their checksums; each lists all that is `needed`, and all of one list of `either`."""
+    """Which is whole by its checksums, lists all that is `needed`, and all of one list of `either`."""
     steps = [int(found[1]) for name in names(folder) if (found := re.fullmatch(r"step-([0-9]+)", name))]
     damaged: list[int] = []
     for step in sorted(steps, reverse=True):
@@ -166,11 +194,11 @@ def whole_checkpoint(folder: StrPath, needed: list[str], either: list[list[str]]
 
 
 def _is_whole(folder: Path, needed: list[str], either: list[list[str]]) -> bool:
-    lines = [line.partition("  ") for line in (text(folder / SUMS) or "").splitlines()]
-    sums = {name: digest for digest, _, name in lines}
-    listed = sums.keys() >= {*needed} and any(sums.keys() >= {*each} for each in either)
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     try:
+        lines = [line.partition("  ") for line in (read(folder / SUMS) or b"").decode("utf-8", "replace").splitlines()]
+        sums = {name: digest for digest, _, name in lines}
+        listed = sums.keys() >= {*needed} and any(sums.keys() >= {*each} for each in either)
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if is_file(path)}
         return listed and found - {SUMS} == sums.keys() and all(sha256(folder / name) == sums[name] for name in sums)
     except OSError:
         return False
@@ -181,7 +209,7 @@ def _is_whole(folder: Path, needed: list[str], either: list[list[str]]) -> bool:
 
 def starting(runs: StrPath) -> list[str] | None:
     """The runs that are being prepared while somebody holds the lock of starts; None where nobody does."""
-    if not Path(runs).is_dir():
+    if not is_folder(runs):
         return None
     lock, until = os.open(runs, os.O_RDONLY), time.monotonic() + LOCK_WAIT_S
     try:
@@ -194,7 +222,7 @@ def starting(runs: StrPath) -> list[str] | None:
                 return None
     finally:
         os.close(lock)
-    return [folder.name for folder in _folders(runs) if (folder / PREPARING).exists()]
+    return [folder.name for folder in _folders(runs) if exists(folder / PREPARING)]
 
 
 def reserve(runs: StrPath, run_ids: list[str], token: str) -> str:
@@ -213,19 +241,19 @@ def reserve(runs: StrPath, run_ids: list[str], token: str) -> str:
 def discard(folder: StrPath, token: str) -> None:
     """Remove a run that was reserved with this token and is not ready yet."""
     if small(Path(folder, PREPARING)).strip() == token:
-        shutil.rmtree(folder)
+        remove(folder)
 
 
 def remove_abandoned(runs: StrPath) -> None:
     """Remove what starts that broke off have left; for who holds the lock of starts."""
     for folder in _folders(runs):
-        if (folder / PREPARING).is_file() and not (folder / STATUS).exists():
-            shutil.rmtree(folder)
+        if is_file(folder / PREPARING) and not exists(folder / STATUS):
+            remove(folder)
 
 
 def make_runs(runs: StrPath) -> bool:
     """Make the folder of runs; False where no disk is mounted above it."""
-    if subprocess.run(["mountpoint", "-q", str(Path(runs).parent)], check=False).returncode:
+    if run("mountpoint", "-q", str(Path(runs).parent)).returncode:
         return False
     Path(runs).mkdir(exist_ok=True)
     own_runs(runs)
@@ -246,32 +274,29 @@ def own_runs(runs: StrPath) -> None:
 def unpack(archive: StrPath, folder: StrPath) -> None:
     """A tar that was sent, into a run's folder."""
     Path(folder, "logs").mkdir(parents=True, exist_ok=True)
-    _run("tar", "-C", str(folder), "--no-same-owner", "-xzf", str(archive))
+    run_well("tar", "-C", str(folder), "--no-same-owner", "-xzf", str(archive))
 
 
 def start(folder: StrPath, argv: list[str], wait_s: float) -> bool:
     """Start a run's supervisor; whether it has written a status within that time. The old one stays until then: a run
     without one is not found."""
     Path(folder, STOP).unlink(missing_ok=True)
-    before, until = _which(Path(folder, STATUS)), time.monotonic() + wait_s
-    _run(*argv)
-    while _which(Path(folder, STATUS)) == before:
+    before, until = version_of(Path(folder, STATUS)), time.monotonic() + wait_s
+    run_well(*argv)
+    while version_of(Path(folder, STATUS)) == before:
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
     return True
 
 
-def _which(path: Path) -> tuple[int, int]:
+VERBS = (
+    *(look, looks, details, checkpoints_of_all, whole_checkpoint),
+    *(starting, reserve, discard, remove_abandoned, make_runs, own_runs, unpack, start),
+)
+
+
+def version_of(path: Path) -> tuple[int, int]:
     """What tells a file from the one that was put in its place: the number alone is given to the next one."""
-    try:
-        about = path.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return about.st_ino, about.st_mtime_ns
-
-
-def _run(*argv: str) -> None:
-    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise OSError(f"{argv[0]} ended with {done.returncode}: {done.stderr.decode('utf-8', 'replace').strip()}")
+    about = look_at(path)
+    return (about.st_ino, about.st_mtime_ns) if about else (0, 0)

@@ -191,7 +191,7 @@ def _names(folder: Path) -> list[str]:
 def _base_model(line: str) -> Base | None:
     try:
         return Base.parse(str(tomllib.loads(line)["base_model"]))
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (tomllib.TOMLDecodeError, KeyError, RecursionError):
         return None
 
 
@@ -205,9 +205,10 @@ def _copies(
 def _copy(look: RunLook, detail: DetailAnswer, made_here: bool) -> Copy:
     names = detail["checkpoints"]
     steps = tuple(checkpoint_steps(names))
+    saved = names.get(checkpoint_name(steps[-1]), 0.0) if steps else 0.0
     return Copy(
         look=look,
-        size_bytes=detail["kib"] * 1024,
+        size_bytes=max(0, detail["kib"]) * 1024,
         claim=detail["claim"].strip(),
         steps=steps,
         wanted=wanted_step([*names], detail["best"]),
@@ -216,7 +217,7 @@ def _copy(look: RunLook, detail: DetailAnswer, made_here: bool) -> Copy:
         laid_down=detail["loadable"],
         base_model=_base_model(detail["base_model"]),
         cluster=detail["cluster"],
-        saved=names.get(checkpoint_name(steps[-1]), 0.0) if steps else 0.0,
+        saved=saved if is_figure(saved) else 0.0,
     )
 
 
