@@ -89,7 +89,7 @@ def link_tree(source: StrPath, target: StrPath) -> None:
 def remove(path: StrPath) -> None:
     """A file or a link, or a folder and all in it, where it is there."""
     path = Path(path)
-    if is_folder(path) and not path.is_symlink():
+    if is_directory(path) and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def is_file(path: StrPath) -> bool:
     return bool((about := look_at(path)) and stat.S_ISREG(about.st_mode))
 
 
-def is_folder(path: StrPath) -> bool:
+def is_directory(path: StrPath) -> bool:
     return bool((about := look_at(path)) and stat.S_ISDIR(about.st_mode))
 
 

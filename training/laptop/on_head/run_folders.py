@@ -13,8 +13,8 @@ from training.laptop.on_head.fs import (
     MOST,
     StrPath,
     exists,
+    is_directory,
     is_file,
-    is_folder,
     look_at,
     names,
     read,
@@ -86,7 +86,7 @@ def looks(runs: StrPath, here: bool) -> list[LookAnswer]:
 
 def _folders(runs: StrPath) -> list[Path]:
     paths = [Path(runs, name) for name in names(runs) if re.fullmatch(RUN_ID, name)]
-    return [path for path in paths if is_folder(path)]
+    return [path for path in paths if is_directory(path)]
 
 
 def _looks(folders: list[Path], here: bool, lines: int) -> list[LookAnswer]:
@@ -209,7 +209,7 @@ def _is_whole(folder: Path, needed: list[str], either: list[list[str]]) -> bool:
 
 def starting(runs: StrPath) -> list[str] | None:
     """The runs that are being prepared while somebody holds the lock of starts; None where nobody does."""
-    if not is_folder(runs):
+    if not is_directory(runs):
         return None
     lock, until = os.open(runs, os.O_RDONLY), time.monotonic() + LOCK_WAIT_S
     try:
