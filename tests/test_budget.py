@@ -28,7 +28,7 @@ ROOMS = {
     "training/cost": (789, 9),
     "training/data": (2514, 27),
     "training/data/look": (188, 4),
-    "training/laptop": (4033, 31),
+    "training/laptop": (4034, 31),
     "training/laptop/adapter": (580, 5),
     "training/laptop/on_head": (337, 5),
     "training/laptop/models": (555, 10),

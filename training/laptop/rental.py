@@ -12,26 +12,29 @@ from inventory.errors import InventoryError
 from inventory.renting import lease, report
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.laptop import runs
+from training.laptop import asking, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.run.notices import FOLDER, RELEASE, release_text
 
 _MODEL = "'[/]data/models/'"
-_SESSIONS = """ps -eo pid=,ppid=,cgroup:200=,comm= | awk -v own=$$ '
+_QUESTIONS = f"'{asking.PACKAGE.replace('.', '[.]')}'"
+_SESSIONS = """ps -eo pid=,ppid=,cgroup:200=,comm= | awk -v own=$$ -v asked="$(echo $(pgrep -f QUESTIONS))" '
     { pid = $1; parent[pid] = $2; group[pid] = $3; $1 = $2 = $3 = ""; name[pid] = substr($0, 4) }
     END {
         for (pid = own; pid > 1; pid = parent[pid]) mine[pid] = 1
+        for (n = split(asked, pids, " "); n > 0; n--) mine[pids[n]] = 1
         for (pid in name) {
             left = group[pid] ~ /session-[^\\/]*\\.scope/ && group[pid] != group[own]
             if (!mine[pid] && name[pid] !~ /^sshd/ && (name[parent[pid]] ~ /^sshd/ || left))
                 print name[pid] " (" pid ") was started over ssh"
         }
-    }'"""
+    }'""".replace("QUESTIONS", _QUESTIONS)
 USERS = f"{_SESSIONS}; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
 """Prints what runs on a node for somebody who came by ssh, with or without a terminal, also what was left there by tmux
-or nohup; and which programs have a base model loaded, those apart that are just ending. Its own words do not match."""
+or nohup, but for what answers questions about runs; and which programs have a base model loaded, those apart that are
+just ending. Its own words do not match."""
 
 
 def print_other_billing(cluster: Session) -> None:

@@ -2,6 +2,7 @@
 a run goes on that nobody follows."""
 
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from inventory import node_program
 from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import lease, tags
 from inventory.settings import Settings
@@ -17,8 +19,9 @@ from inventory.shown import clock
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
 from tests.support.run_folders import make_run
-from training.laptop import rental, starting
+from training.laptop import asking, rental, starting
 from training.laptop.head_node import HereHead
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 
 HOUR = timedelta(hours=1)
@@ -193,6 +196,21 @@ IDLE = [
     (801, 800, SESSION.format(2), "sudo"),
 ]
 """Of a node on which only the question itself runs, behind the last of them: pid, parent, cgroup, name."""
+
+
+def test_what_answers_questions_about_runs_uses_no_machine(tmp_path, monkeypatch):
+    with node_program.start_here(shlex.join(asking.ARGV)) as program:
+        assert asking.Questions(program).ask(fs.exists, tmp_path)
+        found = HereHead(tmp_path).shell(f"pgrep -f {rental._QUESTIONS}").split()
+        assert found and str(os.getpid()) not in found
+    (tmp_path / "ps").write_text(f"#!/bin/sh\necho '900 700 {SESSION.format(1)} python3'\necho '700 1 0:: sshd'\n")
+    (tmp_path / "pgrep").write_text('#!/bin/sh\ncase "$*" in *on_head*) echo 899; echo 900 ;; esac\n')
+    for name in ("ps", "pgrep"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert HereHead(tmp_path).shell(rental.USERS) == ""
+    (tmp_path / "pgrep").unlink()
+    assert "python3 (900)" in HereHead(tmp_path).shell(rental.USERS)
 
 
 @pytest.mark.parametrize(
