@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from training.cost.shape import read_outline
 from training.laptop import runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
-from training.laptop.follow import RunLook, follow
+from training.laptop.follow import RunLook, follow, print_detached
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.open_cluster import Session, language_here
 from training.laptop.status import progress
@@ -63,20 +63,13 @@ def attach(head: Head, run_id: str) -> RunLook | None:
         ) from error
 
 
-def print_detached(run_id: str, here: bool) -> None:
-    """The run needs no terminal; how to see and end it."""
-    where = f"--run {run_id}{' --here' if here else ''}"
-    print(f"{run_id} continues on its own. Follow it: fab logs --follow {where}\nEnd it: fab stop {where}")
-
-
 @contextmanager
-def detached_on_interrupt(run_id: Callable[[], str | None], here: bool) -> Iterator[None]:
-    """Inside, Ctrl-C says that a run which was started goes on. `run_id`: None while none was."""
+def detached_on_interrupt(run_id: str, here: bool) -> Iterator[None]:
+    """Inside, Ctrl-C says that a run goes on."""
     try:
         yield
     except KeyboardInterrupt:
-        if started := run_id():
-            print_detached(started, here)
+        print_detached(run_id, here)
         raise
 
 

@@ -186,6 +186,12 @@ def follow(
         time.sleep(every_s)
 
 
+def print_detached(run_id: str, here: bool) -> None:
+    """The run needs no terminal; how to see and end it."""
+    where = f"--run {run_id}{' --here' if here else ''}"
+    print(f"{run_id} continues on its own. Follow it: fab logs --follow {where}\nEnd it: fab stop {where}")
+
+
 def headline(row: dict[str, Any], eta: float | None) -> str:
     """How far a run is, in half a line."""
     clock = str(timedelta(seconds=int(eta or 0)))

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from inventory.shown import clock
-from training.laptop import runs
+from training.laptop import rental, runs
+from training.laptop.follow import print_detached
 from training.laptop.head_node import Head, HeadError
 from training.laptop.on_head import fs, machines
 from training.laptop.open_cluster import Session
 from training.laptop.starting import (
     StartLock,
-    commit_run,
     discard_run,
     hold_start_lock,
     in_the_way,
@@ -182,13 +182,22 @@ def pack(files: Mapping[str, Path | str], archive: Path) -> None:
 @contextmanager
 def start_lock(cluster: Session) -> Iterator[StartLock]:
     """Inside, nobody else starts anything on the head, no run is going on there, and what is started can stay: no node
-    is about to be taken back, and the head's disk is this cluster's own. Raises LaunchError."""
-    with hold_start_lock(cluster.head) as mine:
+    is about to be taken back, and the head's disk is this cluster's own. After Ctrl-C it is said that what was started
+    goes on, or that nothing was. Raises LaunchError."""
+    with hold_start_lock(cluster.head) as lock:
         refuse_active(cluster.head)
         refuse_leaving(cluster)
         refuse_other_disk(cluster)
         remove_abandoned(cluster.head)
-        yield mine
+        try:
+            yield lock
+        except KeyboardInterrupt:
+            if lock.started:
+                print_detached(lock.started, cluster.head.here)
+            else:
+                print("nothing was started", flush=True)
+                rental.print_release_time(cluster, goes_on=False)
+            raise
 
 
 @contextmanager
@@ -202,12 +211,6 @@ def new_run_folder(head: Head, name: str, now: datetime) -> Iterator[str]:
             discard_run(head, mine)
 
 
-def start(head: Head, launch: Launch) -> None:
-    """Start what is ready; that it is this side's turn was confirmed."""
-    commit_run(head, launch.run_id)
-    head.start(launch)
-
-
 def start_ranks(
     cluster: Session,
     kind: str,
@@ -219,13 +222,12 @@ def start_ranks(
 ) -> Launch:
     """Start ranks that are no training as trainings are started. `kind`: what their run id begins with."""
     head = cluster.head
-    with start_lock(cluster) as mine, new_run_folder(head, kind, now) as run_id:
+    with start_lock(cluster) as lock, new_run_folder(head, kind, now) as run_id:
         launch = cluster.launch(run_id, module)
         launch = replace(launch, env={**launch.env, **(env or {})})
         plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
         upload_new_run(head, launch, {PLAN: json.dumps(plan, indent=1) + "\n", **(files or {})})
-        mine.confirm()
-        start(head, launch)
+        lock.start(launch)
     return launch
 
 

@@ -125,17 +125,6 @@ def in_use(cluster: Session) -> Iterator[None]:
         shorten_idle_lease(cluster)
 
 
-@contextmanager
-def interrupted_before_start(cluster: Session) -> Iterator[None]:
-    """Around what comes before a start: Ctrl-C is told that nothing was started, and what machines still cost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("nothing was started", flush=True)
-        print_release_time(cluster, goes_on=False)
-        raise
-
-
 def print_release_time(cluster: Session, *, goes_on: bool = True) -> None:
     """Last words where a run goes on that nobody follows, or none does: until when the machines are there."""
     if not (cluster.settings and cluster.settings.is_rented):

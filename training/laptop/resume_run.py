@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import read_outline
-from training.laptop import attach, base_model, head_node, new_run, preparing, rental, runs
+from training.laptop import base_model, head_node, new_run, preparing, rental, runs
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
 from training.laptop.on_head import fs
@@ -58,14 +58,8 @@ def resume(
             f"{run_id} is finished; what it learned: fab fetch --run {where}; "
             f"more of it: fab train --resume {where} --force --steps N"
         )
-    started: str | None = None
-    with attach.detached_on_interrupt(lambda: started, head.here):
-        with new_run.start_lock(cluster) as mine:
-            with rental.interrupted_before_start(cluster):
-                launch = _prepare_resume(cluster, run_id, overrides, force)
-            mine.confirm()
-            started = run_id
-            head.start(launch)
+    with new_run.start_lock(cluster) as lock:
+        lock.start(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
     return run_id
 
 

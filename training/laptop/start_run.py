@@ -21,7 +21,7 @@ from training.data.readers import DataSummary, check
 from training.data.sample import CURE, DataError
 from training.data.shapes import refuse_other_goal
 from training.data.source import Data, can_check_here, data_of, given, ignored_files_note, placed
-from training.laptop import attach, head_node, new_run, preparing, rental
+from training.laptop import head_node, new_run, preparing, rental
 from training.laptop.base_model import find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
 from training.laptop.new_run import plan_text
@@ -193,49 +193,37 @@ def planned_s(predicted: Mapping[str, Any]) -> float:
     return 60 * float(predicted.get("minutes") or 0)
 
 
-def start(
-    cluster: Session,
-    recipe: Recipe,
-    training_data: TrainingData,
-    now: datetime,
-    *,
-    earlier: EarlierAdapter | None = None,
-    dry: bool = False,
-    anyway: bool = False,
-    named: Collection[str] = (),
-) -> str | None:
-    """Ship, prepare, plan and start a new run; gives its id, None where only the plan was asked for (`dry`).
+@dataclass(frozen=True)
+class StartRequest:
+    """What the user wants to be trained, and how far to go."""
 
-    `earlier`: what it begins with. `anyway`: in spite of an estimate that says no. `named`: the recipe's keys that the
-    user set, which stay. Raises PlanError where the plan has errors: nothing is left then.
-    """
-    started: str | None = None
-    with attach.detached_on_interrupt(lambda: started, cluster.head.here):
-        with new_run.start_lock(cluster) as mine, new_run.new_run_folder(cluster.head, recipe.name, now) as run_id:
-            with rental.interrupted_before_start(cluster):
-                launch = _prepare_start(
-                    cluster, run_id, recipe, training_data, earlier, dry=dry, anyway=anyway, named=named
-                )
-            if launch is not None:
-                mine.confirm()
-                started = run_id
-                new_run.start(cluster.head, launch)
-    return started
+    recipe: Recipe
+    data: TrainingData
+    earlier: EarlierAdapter | None = None
+    """What it begins with."""
+    named: Collection[str] = ()
+    """The recipe's keys that the user set, which stay."""
+    dry: bool = False
+    """Only the plan is asked for."""
+    anyway: bool = False
+    """In spite of an estimate that says no."""
 
 
-def _prepare_start(
-    cluster: Session,
-    run_id: str,
-    recipe: Recipe,
-    training_data: TrainingData,
-    earlier: EarlierAdapter | None,
-    *,
-    dry: bool,
-    anyway: bool,
-    named: Collection[str] = (),
-) -> Launch | None:
+def start(cluster: Session, request: StartRequest, now: datetime) -> str:
+    """Ship, prepare, plan and start a new run; gives its id, empty where only the plan was asked for. Raises PlanError
+    where the plan has errors: nothing is left then."""
+    with (
+        new_run.start_lock(cluster) as lock,
+        new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id,
+    ):
+        if launch := _prepare_start(cluster, run_id, request):
+            lock.start(launch)
+    return lock.started
+
+
+def _prepare_start(cluster: Session, run_id: str, request: StartRequest) -> Launch | None:
     """Ship, prepare and plan a run; None where only the plan was asked for."""
-    head = cluster.head
+    head, recipe, earlier, training_data = cluster.head, request.recipe, request.earlier, request.data
     launch = cluster.launch(run_id, "training.node.finetune")
     launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))
     if earlier:
@@ -252,9 +240,8 @@ def _prepare_start(
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
-    wanted = preparing.DataRequest(training_data.skip_bad, training_data.from_hub)
-    plan = plan_run(cluster, launch, recipe, wanted, nodes, dry=dry, anyway=anyway, named=named)
-    if dry:
+    plan = _plan(cluster, launch, request, nodes)
+    if request.dry:
         return None
     launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
     launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
@@ -271,34 +258,25 @@ def _prepare_start(
     return launch
 
 
-def plan_run(
-    cluster: Session,
-    launch: Launch,
-    recipe: Recipe,
-    wanted: preparing.DataRequest,
-    nodes: Sequence[NodeHardware],
-    *,
-    dry: bool,
-    anyway: bool,
-    named: Collection[str] = (),
-) -> Plan:
+def _plan(cluster: Session, launch: Launch, request: StartRequest, nodes: Sequence[NodeHardware]) -> Plan:
     """Prepare the data where the run will be, show the plan; PlanError where it must not start. How many steps its
-    epochs are is known from here on: a warm-up that is no shorter is cut, unless it is `named`."""
+    epochs are is known from here on: a warm-up that is no shorter is cut, unless the user set it."""
+    recipe, data = request.recipe, request.data
     print(f"preparing the data on {cluster.head.name}: tokenised and packed once, then kept", flush=True)
-    prepared = preparing.prepare(cluster.head, launch, wanted)
+    prepared = preparing.prepare(cluster.head, launch, preparing.DataRequest(data.skip_bad, data.from_hub))
     facts = read_facts(prepared, nodes, preparing.known_of(cluster, launch, nodes))
     rows = facts.report["rows"]
-    if rows and WARMUP not in named and (fitting := for_rows(recipe, rows)) != recipe:
+    if rows and WARMUP not in request.named and (fitting := for_rows(recipe, rows)) != recipe:
         print(shortened(recipe.total_steps(rows), recipe.optimizer.warmup_steps), file=sys.stderr)
         recipe = fitting
-    plan = make_plan(recipe, facts, anyway, named)
+    plan = make_plan(recipe, facts, request.anyway, request.named)
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
         print(f"chosen: {values}; {chosen['reason']}", flush=True)
-    show_plan(plan, every_check=dry)
+    show_plan(plan, every_check=request.dry)
     if plan.errors:
         raise PlanError("\n".join(plan.errors))
-    if dry:
+    if request.dry:
         warnings = sum(check.severity == "warning" for check in plan.checks)
         print(f"it can start, with {many(warnings, 'warning')}: the same command without --dry starts it")
     return plan

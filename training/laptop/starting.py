@@ -22,7 +22,7 @@ from inventory.node_program import Program, ProgramError
 from training.laptop.head_node import ANSWER_S, Head, HeadError
 from training.laptop.on_head import fs, run_folders
 from training.run.folder import CLAIM, PREPARING, is_run_id, new_run_id
-from training.run.launch import LaunchError
+from training.run.launch import Launch, LaunchError
 from training.text.files import within
 
 HOLD = Path(__file__).parents[1] / "node" / "hold_lock.py"
@@ -38,9 +38,21 @@ TRIES = 10
 class StartLock:
     """The right to start something on a head."""
 
+    started = ""
+    """The run that was started; from the moment on when it may have been."""
+
     def __init__(self, head: Head, talk: Program) -> None:
         self._head, self._talk, self._messages = head, talk, talk.messages()
         self._one_at_a_time = threading.Lock()
+
+    def start(self, launch: Launch, *, resumed: bool = False) -> None:
+        """Start a run whose folder is ready. HeadError where the lock is somebody else's meanwhile."""
+        self.confirm()
+        self.started = launch.run_id
+        if not resumed:  # a new run is no start any more that could be cleaned up; its proof stays with it
+            folder = self._head.runs / launch.run_id
+            self._head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
+        self._head.start(launch)
 
     def confirm(self) -> None:
         """HeadError where the head has given the turn to others meanwhile: nothing may be started any more."""
@@ -131,12 +143,6 @@ def reserve_run_id(head: Head, name: str, now: datetime) -> Claim:
     if made not in ids:
         raise HeadError(f"{head.name}: no folder {ids[0]} could be made at {head.runs}, nor one of the next {TRIES} s")
     return Claim(made, token)
-
-
-def commit_run(head: Head, run_id: str) -> None:
-    """What is in place is no start any more that could be cleaned up; its proof stays with it."""
-    folder = head.runs / run_id
-    head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
 
 
 def discard_run(head: Head, claimed: Claim) -> None:

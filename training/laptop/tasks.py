@@ -26,6 +26,7 @@ with deferred():
         base_model,
         data_view,
         earlier_adapter,
+        follow,
         lost_machines,
         machines,
         open_cluster,
@@ -128,10 +129,8 @@ def train(
                 session or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of
             )
             rental.print_other_billing(cluster)
-            now, named = datetime.now(UTC), overrides.keys()
-            run_id = start_run.start(
-                cluster, recipe, training_data, now, earlier=earlier, dry=dry, anyway=anyway, named=named
-            )
+            request = start_run.StartRequest(recipe, training_data, earlier, overrides.keys(), dry, anyway)
+            run_id = start_run.start(cluster, request, datetime.now(UTC))
         elif data or dry or anyway or skip_bad or from_adapter:
             raise launch.LaunchError(
                 "a resumed run keeps its data and what it began with; leave --data, --from-adapter, --dry, --anyway "
@@ -146,10 +145,10 @@ def train(
         if not run_id:
             return  # nothing was started: nothing is extended either
         if detach:
-            attach.print_detached(run_id, here)
+            follow.print_detached(run_id, here)
             rental.print_release_time(cluster)
             return
-        with attach.detached_on_interrupt(lambda: run_id, here):
+        with attach.detached_on_interrupt(run_id, here):
             stack.enter_context(rental.lease_extended(cluster))
             if debug_rank:
                 stack.enter_context(tunnels.reached(cluster, run_id))

@@ -17,7 +17,7 @@ from typing import Any
 
 from inventory import ssh
 from inventory.node_program import Program, ProgramError, start, start_here
-from training.laptop import attach, runs
+from training.laptop import follow, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.new_run import SOURCE
 from training.laptop.on_head import fs
@@ -145,7 +145,7 @@ def reached(cluster: Session, run_id: str) -> Iterator[None]:
     try:
         port = _waited_for_port(head, launch, launch.debug_rank)
     except KeyboardInterrupt:
-        attach.print_detached(run_id, head.here)
+        follow.print_detached(run_id, head.here)
         raise
     if port is None:
         yield

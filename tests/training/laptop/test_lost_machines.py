@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.memory_settings import MemoryTable
 from tests.support.rented_in_memory import Rented
-from training.laptop import attach, lost_machines, rental, start_run
+from training.laptop import attach, lost_machines, new_run, rental, start_run, starting
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import Session
@@ -201,36 +201,52 @@ def test_after_ctrl_c_it_is_said_until_when_the_machines_are_there(rented, at_ha
     assert "nothing extends that" in capsys.readouterr().out
 
 
-def test_ctrl_c_before_a_start_is_told_that_nothing_was_started_and_until_when_the_machines_are_there(at_hand, capsys):
-    with pytest.raises(KeyboardInterrupt), rental.interrupted_before_start(at_hand):
+@pytest.fixture
+def locked(monkeypatch):
+    """Nothing is in the way of a start."""
+
+    @contextmanager
+    def held(head):
+        yield starting.StartLock(head, SimpleNamespace(messages=lambda: None))
+
+    monkeypatch.setattr(starting.StartLock, "confirm", lambda lock: None)
+    monkeypatch.setattr(new_run, "hold_start_lock", held)
+    for name in ("refuse_active", "refuse_leaving", "refuse_other_disk", "remove_abandoned"):
+        monkeypatch.setattr(new_run, name, lambda at: None)
+
+
+def test_ctrl_c_before_a_start_is_told_that_nothing_was_started_and_until_when_the_machines_are_there(
+    rented, at_hand, locked, capsys
+):
+    with pytest.raises(KeyboardInterrupt), new_run.start_lock(at_hand):
         raise KeyboardInterrupt
     nothing, until = capsys.readouterr().out.splitlines()
     assert nothing == "nothing was started"
     assert until.startswith("The cloud releases the machines at ") and "the run" not in until
 
 
-def test_ctrl_c_once_a_run_was_started_says_that_it_goes_on(capsys):
-    for started, said in ((None, ""), (RUN, f"{RUN} continues on its own.")):
-        with pytest.raises(KeyboardInterrupt), attach.detached_on_interrupt(lambda run_id=started: run_id, here=False):
-            raise KeyboardInterrupt
-        assert capsys.readouterr().out.startswith(said) and (started or not said)
+def test_ctrl_c_from_the_moment_on_when_a_run_may_have_been_started_says_that_it_goes_on(at_hand, locked, capsys):
+    def start(launch):
+        raise KeyboardInterrupt
+
+    at_hand.head.start = start
+    with pytest.raises(KeyboardInterrupt), new_run.start_lock(at_hand) as lock:
+        lock.start(SimpleNamespace(run_id=RUN), resumed=True)
+    assert capsys.readouterr().out.startswith(f"{RUN} continues on its own.")
 
 
-def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_hand, capsys, monkeypatch):
+def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_hand, locked, capsys, monkeypatch):
     @contextmanager
     def claimed(head, name, now):
         yield RUN
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        start_run.new_run, "start_lock", lambda cluster: nullcontext(SimpleNamespace(confirm=lambda: None))
-    )
-    monkeypatch.setattr(start_run.new_run, "new_run_folder", claimed)
-    monkeypatch.setattr(start_run.new_run, "start", lambda *_: None)
-    monkeypatch.setattr(start_run, "_prepare_start", lambda *_, **how: None if how["dry"] else object())
+    monkeypatch.setattr(new_run, "new_run_folder", claimed)
+    monkeypatch.setattr(starting.StartLock, "start", lambda lock, launch: setattr(lock, "started", RUN))
+    monkeypatch.setattr(start_run, "_prepare_start", lambda *_: None if _[2].dry else object())
     for dry in (False, True):
         with pytest.raises(KeyboardInterrupt):
-            start_run.start(at_hand, SimpleNamespace(name="tiny"), None, None, dry=dry)
+            start_run.start(at_hand, start_run.StartRequest(SimpleNamespace(name="tiny"), None, dry=dry), None)
         assert (f"{RUN} continues on its own." in capsys.readouterr().out) is not dry
 
 

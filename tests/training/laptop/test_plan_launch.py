@@ -36,6 +36,7 @@ from training.data.sample import Bad, DataError
 from training.laptop import attach, base_model, new_run, preparing, runs, start_run, starting
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session, launch_here
 from training.laptop.preparing import DataRequest
 from training.laptop.tasks import train
@@ -44,7 +45,7 @@ from training.node.prepare import raw_data
 from training.node.supervision.failure import rank_end
 from training.node.supervision.launcher_output import pass_on
 from training.run.events import Ended
-from training.run.folder import PREPARING, Status, begun, new_run_id, status_text
+from training.run.folder import CLAIM, PREPARING, Status, begun, new_run_id, status_text
 from training.run.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
 
 ROOT = Path(__file__).parents[3]
@@ -226,7 +227,7 @@ def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **w
     monkeypatch.setattr(preparing, "prepare", preparation or prepare)
     recipe = load_recipe("tiny")
     with start_run.checked_data(recipe) as given:
-        return start_run.start(Session(head), recipe, given, MOMENT, **wishes)
+        return start_run.start(Session(head), start_run.StartRequest(recipe, given, **wishes), MOMENT)
 
 
 def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path, monkeypatch, capsys):
@@ -247,7 +248,7 @@ def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path
 
 def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys):
     head = Recorded(tmp_path / "runs")
-    assert start(head, monkeypatch, PREPARED, dry=True) is None
+    assert start(head, monkeypatch, PREPARED, dry=True) == ""
     assert head.started is None and list(head.runs.iterdir()) == []
     *checks, verdict = capsys.readouterr().out.splitlines()
     assert "ok      dtype: bfloat16" in checks and "--dry" in verdict.split()
@@ -348,7 +349,7 @@ def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only
     starting.discard_run(head, replace(first, run_id=second.run_id))
     assert (head.runs / second.run_id).exists(), "another's"
     starting.discard_run(head, first)
-    starting.commit_run(head, second.run_id)
+    head.ask(fs.rename, head.runs / second.run_id / PREPARING, head.runs / second.run_id / CLAIM)
     starting.discard_run(head, second)
     assert [path.name for path in head.runs.iterdir()] == [second.run_id], "a run that is ready is no start any more"
 

@@ -143,7 +143,7 @@ def test_the_run_folder_has_the_recipe_as_it_was_decided_and_the_plan_says_why(t
     monkeypatch.setattr(start_run, "read_facts", lambda *_: facts())
     recipe, run_id = load_recipe("qwen2.5-14b", ALL), "qwen2.5-14b-20260101-000000"
     cluster = Session(HereHead(tmp_path / "runs"))
-    start_run._prepare_start(cluster, run_id, recipe, start_run.TrainingData({}), None, dry=False, anyway=False)
+    start_run._prepare_start(cluster, run_id, start_run.StartRequest(recipe, start_run.TrainingData({})))
     folder = tmp_path / "runs" / run_id
     chosen = json.loads((folder / "plan.json").read_text())["predicted"]["chosen"]
     assert read_recipe(folder / "recipe.toml") == with_changes(recipe, **chosen["settings"], auto=())

@@ -144,10 +144,8 @@ def on_all_ranks(
 ) -> list[dict[str, Any]]:
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
-    with new_run.start_lock(cluster) as mine, new_run.new_run_folder(head, GENERATE, now) as run_id:
-        launch = _prepare_generation(cluster, run_id, about, questions, sampling)
-        mine.confirm()
-        new_run.start(head, launch)
+    with new_run.start_lock(cluster) as lock, new_run.new_run_folder(head, GENERATE, now) as run_id:
+        lock.start(_prepare_generation(cluster, run_id, about, questions, sampling))
     seen = attach.attach(head, run_id)
     if seen is None:
         stop_run.ask_to_stop(head, run_id)

@@ -189,9 +189,7 @@ def _start_steps(cluster: Session, recipe: Recipe) -> str:
         for file in data:
             tiny.write_data(Path(file))
         training_data = start_run.training_data(recipe, data, Path(folder))
-        run_id = start_run.start(cluster, recipe, training_data, datetime.now(UTC), anyway=True)
-    assert run_id is not None
-    return run_id
+        return start_run.start(cluster, start_run.StartRequest(recipe, training_data, anyway=True), datetime.now(UTC))
 
 
 def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[Outcome]:

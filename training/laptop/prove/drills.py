@@ -74,9 +74,8 @@ class Drill:
         recipe = load_recipe("tiny", {**SETTINGS, "save_every": str(self.every)}).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
         with start_run.checked_data(recipe) as training_data:
-            run_id = start_run.start(self.cluster, recipe, training_data, datetime.now(UTC), anyway=True)
-        assert run_id is not None
-        self.run_id = run_id
+            request = start_run.StartRequest(recipe, training_data, anyway=True)
+            self.run_id = start_run.start(self.cluster, request, datetime.now(UTC))
 
     def killed(self) -> Outcome:
         """SIGKILL for the last rank, some steps after a checkpoint."""
