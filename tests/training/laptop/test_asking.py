@@ -17,6 +17,7 @@ from inventory.node_program import Program, ProgramError
 from tests.support.run_folders import make_run
 from training.laptop import asking
 from training.laptop.asking import Questions, VerbError
+from training.laptop.follow import read_looks
 from training.laptop.on_head import fs, machines, run_folders, serve
 from training.run import folder, history
 from training.run.launch import Launch, supervisor_argv
@@ -179,8 +180,16 @@ def test_a_program_that_reads_its_input_takes_no_question(tmp_path: Path, monkey
         assert questions.ask(machines.now)
 
 
-def test_a_file_that_is_too_long_is_not_cut_in_silence(tmp_path: Path):
-    (tmp_path / "plan.json").write_text("x" * 11)
-    with pytest.raises(OSError, match="more than"):
-        fs.read(tmp_path / "plan.json", most=10)
-    assert fs.text(tmp_path / "plan.json", 3) == "xxx"
+def test_a_file_that_is_too_long_is_not_cut_in_silence(runs: Path, monkeypatch):
+    monkeypatch.setattr(fs, "MOST", 10)
+    (runs / "plan.json").write_text("x" * 11)
+    with pytest.raises(OSError, match="more than 10"):
+        fs.text(runs / "plan.json")
+    assert fs.text(runs / "plan.json", 3) == "xxx"
+
+
+def test_a_run_whose_status_is_too_long_is_shown_with_that(runs: Path, monkeypatch):
+    monkeypatch.setattr(fs, "SMALL", 10)
+    assert {each.run_id: each.fault[:30] for each in read_looks(run_folders.looks(runs, True))} == dict.fromkeys(
+        (RUN, OTHER), "its status.json cannot be read"
+    )

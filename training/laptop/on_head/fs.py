@@ -22,7 +22,7 @@ BLOCK = 1 << 20
 
 def text(path: StrPath, last_bytes: int = 0) -> str | None:
     """What a file holds, or its end alone; None where there is no regular file."""
-    content = read(path, last_bytes)
+    content = read(path, last_bytes=last_bytes)
     return None if content is None else content.decode("utf-8", "replace")
 
 
@@ -37,8 +37,8 @@ def names(folder: StrPath) -> list[str]:
 def newest_texts(folder: StrPath, pattern: str, most: int) -> list[str]:
     """What the newest files below a folder hold that match, the newest first."""
     found = {path: about for path in Path(folder).glob(pattern) if (about := look_at(path))}
-    paths = sorted(found, key=lambda path: found[path].st_mtime, reverse=True)
-    return [small(path) for path in paths if stat.S_ISREG(found[path].st_mode)][:most]
+    files = [path for path, about in found.items() if stat.S_ISREG(about.st_mode)]
+    return [small(path) for path in sorted(files, key=lambda path: found[path].st_mtime, reverse=True)[:most]]
 
 
 def matches(path: StrPath, pattern: str) -> list[str]:
@@ -101,8 +101,9 @@ VERBS = (text, names, newest_texts, matches, exists, executable, sha256, write, 
 # What the answers are made with
 
 
-def read(path: StrPath, last_bytes: int = 0, most: int = MOST) -> bytes | None:
-    """What a file holds, or its end alone; None where there is no regular file. Raises OSError where it is larger."""
+def read(path: StrPath, *, first_bytes: int = 0, last_bytes: int = 0) -> bytes | None:
+    """What a file holds, or its beginning or end alone; None where there is no regular file. Raises OSError where all
+    of it is more than MOST."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe an open would wait for its writer
     except (FileNotFoundError, NotADirectoryError):
@@ -113,15 +114,15 @@ def read(path: StrPath, last_bytes: int = 0, most: int = MOST) -> bytes | None:
             return None
         if last_bytes:
             file.seek(max(0, about.st_size - last_bytes))
-        elif about.st_size > most:
-            raise OSError(f"{os.fspath(path)} has {about.st_size} bytes, more than {most}")
-        return file.read(most)
+        elif not first_bytes and about.st_size > MOST:
+            raise OSError(f"{os.fspath(path)} has {about.st_size} bytes, more than {MOST}")
+        return file.read(first_bytes or MOST)
 
 
-def small(path: StrPath, last_bytes: int = 0) -> str:
-    """What a small file holds; nothing where it cannot be read."""
+def small(path: StrPath) -> str:
+    """What a small file holds, cut where it is none; nothing where it cannot be read."""
     try:
-        return (read(path, last_bytes, SMALL) or b"").decode("utf-8", "replace")
+        return (read(path, first_bytes=SMALL) or b"").decode("utf-8", "replace")
     except OSError:
         return ""
 

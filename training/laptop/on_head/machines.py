@@ -116,7 +116,7 @@ def hardware_of_all(hosts: list[str], disk: str, boot: list[str], code: str) -> 
                 "ram_bytes": int(answer["ram_bytes"]),
                 "disk_free": None if free is None else int(free),
             }
-        except (OSError, KeyError, StopIteration, TypeError, ValueError):
+        except (OSError, KeyError, RecursionError, StopIteration, TypeError, ValueError):
             return None
 
     with ThreadPoolExecutor(len(hosts) + 1) as pool:
