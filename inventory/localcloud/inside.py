@@ -184,19 +184,8 @@ RUN_SCRIPT = 'f=$(mktemp) && cat >"$f" && { sh "$f" </dev/null 2>&1; code=$?; rm
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def runs(places: Places, name: str) -> bool:
-    """Whether the host has a first process."""
-    return _leader(places, name) is not None
-
-
-def leader(places: Places, name: str) -> int:
-    """The host's first process, by its id here. Raises LocalCloudError where the host does not run."""
-    if (pid := _leader(places, name)) is None:
-        raise LocalCloudError(f"{name} does not run")
-    return pid
-
-
-def _leader(places: Places, name: str) -> int | None:
+def leader(places: Places, name: str) -> int | None:
+    """The host's first process, by its id here; None where it has none, as between two boots."""
     for pid in pids(places.group(name)):
         try:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -245,13 +234,15 @@ def run_script(places: Places, name: str, script: str, timeout_s: float) -> tupl
 
 
 def _enter(places: Places, name: str) -> list[str]:
-    pid = leader(places, name)
+    if (pid := leader(places, name)) is None:
+        raise LocalCloudError(f"{name} does not run")
     return ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--", "env", "-i", PATH]
 
 
-def mounts_from(places: Places, name: str, device: str) -> list[Path]:
-    """Where a loop device and its partitions are mounted in a host, the newest first; as the host sees it."""
+def mounts_from(leader: int, device: str) -> list[Path]:
+    """Where a loop device and its partitions are mounted in the host of a first process, the newest first; as the host
+    sees it."""
     folder = Path("/sys/block") / device
     numbers = {file.read_text().strip() for file in [folder / "dev", *folder.glob(f"{device}p*/dev")] if file.exists()}
-    mountinfo = Path(f"/proc/{leader(places, name)}/mountinfo").read_text()
+    mountinfo = Path(f"/proc/{leader}/mountinfo").read_text()
     return mounts_of(mountinfo, numbers)

@@ -210,8 +210,7 @@ def reshape(places: Places, names: Sequence[str], wanted: shape.Shape) -> tuple[
     else:
         shape.ask_all(places, wanted)
     for each in instances:
-        if inside.runs(places, each.machine):
-            shape.apply(places, each.machine)
+        shape.apply(places, each.machine)
     return instances
 
 

@@ -109,11 +109,14 @@ def _read(file: Path) -> Shape | None:
 
 
 def apply(places: Places, machine: str) -> None:
-    """Put into force on a running host what was asked of it; repeating it changes nothing. Raises LocalCloudError."""
+    """Put into force on a host what was asked of it: at once where it runs, otherwise its next boot does. Repeating it
+    changes nothing. Raises LocalCloudError."""
     with alone(places.folder / "shape.lock"):  # a boot and a command may meet
-        shape = of_host(places, machine)
-        network.slow(places.link(machine), inside.leader(places, machine), shape.mbit)
-        inside.limit_cpu(places.group(machine), shape.cpu)
+        leader = inside.leader(places, machine)
+        if leader is not None:
+            shape = of_host(places, machine)
+            network.slow(places.link(machine), leader, shape.mbit)
+            inside.limit_cpu(places.group(machine), shape.cpu)
 
 
 def in_force(places: Places, machine: str) -> Shape:
@@ -132,7 +135,7 @@ def at_boot(places: Places, machine: str) -> str:
 def main() -> None:
     places, machine = Places.of(sys.argv[1]), sys.argv[2]
     _wait((network.INTERFACES / places.link(machine)).exists)
-    _wait(lambda: inside.runs(places, machine))
+    _wait(lambda: inside.leader(places, machine) is not None)
     apply(places, machine)
 
 

@@ -233,10 +233,10 @@ class Hosts:
         """Where the file systems of a disk are mounted in the machine it is attached to, reached from here."""
         for folder in (self.places.folder / "hosts").glob("*"):
             is_its = any(serial == disk_.serial for _, _, serial in self._rows(folder.name))
-            if loop and is_its and host.is_running(self.places, folder.name):
-                pid = inside.leader(self.places, folder.name)
-                points = inside.mounts_from(self.places, folder.name, loop)
-                return [Path(f"/proc/{pid}/root") / point.relative_to("/") for point in points]
+            leader = inside.leader(self.places, folder.name)
+            if loop and is_its and leader is not None:
+                points = inside.mounts_from(leader, loop)
+                return [Path(f"/proc/{leader}/root") / point.relative_to("/") for point in points]
         return []
 
     def remove_snapshot(self, snapshot: EmulatedSnapshot) -> None:

@@ -301,8 +301,9 @@ def test_a_machine_goes_by_itself_and_nothing_is_left(rented):
     assert not list((places.folder / "hosts").iterdir())
     assert str(places.folder) not in subprocess.check_output(["losetup", "--list"], text=True)
     assert not inside.groups_named(places.group_prefix)
-    with pytest.raises(LocalCloudError, match="does not run"):
-        inside.leader(places, "m1")
+    assert inside.leader(places, "m1") is None
+    with pytest.raises(LocalCloudError):
+        inside.call(places, "m1", "true", timeout_s=5)
 
 
 def test_down_ends_the_api_and_leaves_no_trace(rented):
