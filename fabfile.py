@@ -9,9 +9,8 @@ import inventory.renting.tasks
 import inventory.tasks
 import snapshots.tasks
 import training.laptop.adapter.tasks
-import training.laptop.models.tasks
+import training.laptop.list_tasks
 import training.laptop.prove.tasks
-import training.laptop.run_list.tasks
 import training.laptop.tasks
 from inventory.command_line import end_quietly_without_a_reader, read_command_line, refuse_malformed_flags
 from inventory.local_address import any_cloud
@@ -24,9 +23,8 @@ folders = (
     snapshots.tasks,
     training.laptop.tasks,
     training.laptop.adapter.tasks,
-    training.laptop.models.tasks,
+    training.laptop.list_tasks,
     training.laptop.prove.tasks,
-    training.laptop.run_list.tasks,
 )
 # Most users have no local cloud: its tasks are listed where there is one, and by `fab --list=local`.
 listing = sys.argv[0].endswith("fab") and sys.argv[1:] in ([], ["--list"], ["-l"])

@@ -26,8 +26,7 @@ with deferred():
     from snapshots import create as creating
     from snapshots import listing, pruning, show
     from snapshots import rebuild as rebuilding
-    from training.laptop import head_node, runs, starting
-    from training.laptop.models import wanted as wanted_models
+    from training.laptop import derived, follow, head_node, runs
     from training.models import names
     from training.run import launch
 
@@ -74,11 +73,11 @@ def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
     """No run is going on when this returns. Raises RentError where one is and may not be stopped."""
     remote = head_node.RemoteHead(head)
     try:
-        if run_id := starting.under_way(remote):
-            raise errors.RentError(f"{starting.in_the_way(remote, run_id)}; nothing was made")
+        if run_id := runs.under_way(remote):
+            raise errors.RentError(f"{runs.in_the_way(remote, run_id)}; nothing was made")
         for seen in runs.all_runs(remote):
             if seen.alive and not seen.active:
-                runs.wait_for_reports(remote, seen.run_id)
+                follow.wait_for_reports(remote, seen.run_id)
             elif seen.active and stop_run:
                 say(f"stopping {seen.run_id}")
                 stop(c, run=seen.run_id)
@@ -165,7 +164,7 @@ def rebuild(
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
         known = [_model_folder(name) for name in settings.models.names]
-        notes = wanted_models.notes_on(settings.models.names)
+        notes = derived.notes_on(settings.models.names)
         with phases.phase("plan"):
             planned = partial(rebuilding.planned, cloud, settings, snapshot, wanted, hours, others=others)
             plan = disk_plans.when_free(planned, wait, cloud)

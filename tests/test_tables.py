@@ -32,14 +32,23 @@ from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
 from training.data.statistics import lengths_of
 from training.data.survey import FileSurvey, Survey
-from training.laptop import data_view, plan_options, plan_view, rent_options, rent_view, status
+from training.laptop import (
+    data_view,
+    list_tasks,
+    models_on_nodes,
+    plan_options,
+    plan_view,
+    preparing,
+    rent_options,
+    rent_view,
+    start_run,
+    status,
+)
 from training.laptop.adapter import ask
-from training.laptop.follow import RunLook
-from training.laptop.models import table as models
+from training.laptop.models_on_nodes import ModelRow
 from training.laptop.plan_options import PlanWish
 from training.laptop.prove import tasks as prove
-from training.laptop.run_list import listing
-from training.laptop.run_list import tasks as run_list
+from training.laptop.run_look import RunLook
 from training.models.names import load_recipe
 from training.plan.fits import Check
 from training.run.folder import Status
@@ -125,8 +134,8 @@ def a_listed_run(monkeypatch):
         **{"look": a_run(), "size_bytes": 130 * 2**20, "made_here": False, "steps": (200,), "claim": "", "wanted": 400},
         first_start=0.0,
     )
-    monkeypatch.setattr(listing, "listed", lambda home, here=False: ([listing.RunRow(RUN, copy, copy)], ""))
-    run_list.list_runs.body(None)
+    monkeypatch.setattr(status, "listed", lambda home, here=False: ([status.RunRow(RUN, copy, copy)], ""))
+    list_tasks.list_runs.body(None)
 
 
 def all_plans(folder, show):
@@ -167,9 +176,10 @@ def processes():
 
 
 def all_models():
-    row = models.ModelRow("qwen2.5-vl-72b", "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "apache-2.0", "mistral3",
+    base = "mistralai/Mistral-Small-3.2-24B-Instruct-2506"
+    row = ModelRow("qwen2.5-vl-72b", base, "apache-2.0", "mistral3",
                      int(24e9), int(24e9), 48e9, ("te1", "te2"), 4, "divided among them")  # fmt: skip
-    models.show(models.lines(iter([row])), [])
+    models_on_nodes.show(models_on_nodes.lines(iter([row])), [])
 
 
 CASES = {
@@ -197,7 +207,7 @@ CASES = {
     ),
     "training/laptop/adapter/ask.py print_evaluation": lambda *_: an_evaluation(),
     "training/laptop/data_view.py show": lambda *_: some_data(),
-    "training/laptop/models/table.py show": lambda *_: all_models(),
+    "training/laptop/models_on_nodes.py show": lambda *_: all_models(),
     "training/laptop/plan_view.py print_plan": lambda folder, _: all_plans(
         folder,
         lambda settings: plan_view.print_plan(
@@ -211,11 +221,11 @@ CASES = {
             rent_options.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish())
         ),
     ),
-    "training/laptop/run_list/tasks.py list_runs": lambda _, patch: a_listed_run(patch),
+    "training/laptop/list_tasks.py list_runs": lambda _, patch: a_listed_run(patch),
     "training/laptop/status.py show": lambda *_: a_cluster(),
-    "training/laptop/status.py check_report": lambda *_: status.check_report(CHECK, None, None),
+    "training/laptop/preparing.py check_report": lambda *_: preparing.check_report(CHECK, None, None),
     "training/laptop/status.py runs_table": lambda *_: status.runs_table([a_run()]),
-    "training/laptop/status.py show_plan": lambda *_: status.show_plan(
+    "training/laptop/start_run.py show_plan": lambda *_: start_run.show_plan(
         SimpleNamespace(
             checks=[Check("GPU memory", "error", f"23.1 of 22.1 GiB: {LONG}", f"--set lora.rank=8; {LONG}")]
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
 from inventory.errors import USER_MISTAKE, InventoryError
@@ -36,33 +37,28 @@ LATER = "it was not ready in time: try again in a few minutes"
 """What a user can do about WAIT."""
 
 
+@dataclass(eq=False)
 class CloudError(InventoryError, RuntimeError):
     """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
 
-    def __init__(
-        self,
-        message: str,
-        kind: Kind,
-        code: str = "",
-        request_id: str = "",
-        *,
-        retry_after_s: float = 0,
-        setting: str = "",
-        undecided: bool = False,
-        possible: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.code = code
-        self.request_id = request_id
-        self.setting = setting
-        """Which one of the rental's settings is refused, where that is clear."""
-        self.possible = possible
-        """What would be accepted instead, where the cloud tells."""
-        self.undecided = undecided
-        """An attempt before the one that was refused had no answer: the cloud may have done what it asked."""
-        self.retry_after_s = retry_after_s
-        """How long the cloud asks to be left alone; 0: it does not say."""
+    message: str
+    kind: Kind
+    code: str = ""
+    request_id: str = ""
+    _: KW_ONLY
+    retry_after_s: float = 0
+    """How long the cloud asks to be left alone; 0: it does not say."""
+    setting: str = ""
+    """Which one of the rental's settings is refused, where that is clear."""
+    undecided: bool = False
+    """An attempt before the one that was refused had no answer: the cloud may have done what it asked."""
+    possible: tuple[str, ...] = ()
+    """What would be accepted instead, where the cloud tells."""
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+
+    __str__ = RuntimeError.__str__
 
 
 class RentError(InventoryError, ValueError):

@@ -8,11 +8,11 @@ from datetime import datetime
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import MachineRequest, NetworkRequest, PreparedNetwork, Price, Snapshot
+from inventory.cloud.values import MachineRequest, NetworkRequest, PreparedNetwork, Price
 from inventory.renting import access, cost, disks, down, lease, members, offers, tags
 from inventory.renting.intents import MACHINES, Intents, is_heard
 from inventory.renting.offers import Offer, Quote
-from inventory.renting.plan import UpPlan
+from inventory.renting.plan import RentalWish, UpPlan
 from inventory.settings import Settings
 from training.text.counts import HOUR, money
 
@@ -54,12 +54,11 @@ def launch(
     settings: Settings,
     priced: MachineRequest,
     lot: Lot,
+    wish: RentalWish,
     *,
-    snapshot: Snapshot | None = None,
     release_at: datetime | None = None,
     price: Price | None = None,
     limit: float | None = None,
-    partial: bool = False,
 ) -> MachineRequest:
     """The request for a lot of the machine that was `priced`. Whether a disk outlives its machine is set once the
     machine is there: until then nothing is on it, and an order that is undone must leave nothing.
@@ -75,8 +74,8 @@ def launch(
     return replace(
         priced,
         names=tuple(members.machine_name(settings.name, k) for k in lot.numbers),
-        min_amount=1 if partial else lot.count,
-        data_disks=(disks.new_disk(own, snapshot, disk),) if lot.with_disk else (),
+        min_amount=1 if wish.partial else lot.count,
+        data_disks=(disks.new_disk(own, wish.snapshot, disk),) if lot.with_disk else (),
         price_limit=limit,
         release_at=release_at,
         tags=tags.of_machines(settings.name, price, most_h) | apart,
@@ -190,12 +189,11 @@ class Orders:
             self.settings,
             quote.launch,
             each,
-            snapshot=plan.wish.snapshot,
+            plan.wish,
             # The order may be long after the plan: other types tried, a question answered late.
             release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST) if plan.releases else None,
             price=plan.price(quote, each.numbers),
             limit=limit,
-            partial=plan.wish.partial,
         )
         key = f"{MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
         with self.intents.begun(key, request, each.count) as token:

@@ -25,16 +25,14 @@ with deferred():
     from inventory.renting import down as removal
     from inventory.renting import machines as rented_machines
     from inventory.renting import plan as planning
-    from training.laptop import head_node, rental
-    from training.laptop.models import wanted as wanted_models
-    from training.laptop.run_list import giving_back
+    from training.laptop import at_risk, derived, head_node, rental
     from training.run import folder as run_folder
 
 if TYPE_CHECKING:
     from inventory.cloud.values import Instance
     from inventory.renting.down import DownPlan
     from inventory.settings import Settings
-    from training.laptop.run_list.giving_back import RunsAtRisk
+    from training.laptop.at_risk import RunsAtRisk
 
 WAIT = "if a machine is being reclaimed, wait until the disk that its successor gets is free"
 RECORD = "save the cloud's answers to this folder, with your personal details removed"
@@ -81,13 +79,13 @@ def up(
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         settings = cluster_toml.load_settings()
         members.refuse_nameless(settings)
-        notes = wanted_models.refuse_unknown(settings.models.names)
+        notes = derived.refuse_unknown(settings.models.names)
         length = hours or settings.rental.hours
         wish = planning.RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
         plan = disk_plans.when_free(lambda: planning.plan_up(cloud, settings, wish), wait, cloud)
-        wanted_models.refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
-        notes += wanted_models.notes_on(settings.models.names)
+        derived.refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
+        notes += derived.notes_on(settings.models.names)
         report.display(report.up_table(plan), *notes)
         if settings.on_this_machine:
             report.display("this machine's own cloud takes no money: prices are made up, and nothing is billed")
@@ -171,7 +169,7 @@ def _at_stake(
     going = {name for name, each in by_name.items() if each in plan.machines}
     head = by_name.get(members.HEAD)
     on_head, silence = _stake() if head else (None, "")
-    stake = on_head or giving_back.RunsAtRisk()  # no run outlives its head
+    stake = on_head or at_risk.RunsAtRisk()  # no run outlives its head
     stopping = stake.active if stop_run and stake.hosts & going else ""
 
     running = [] if stopping else [*stake.running_on(going)]
@@ -198,8 +196,8 @@ def _on_heads_disk(plan: DownPlan, stake: RunsAtRisk | None, silence: str) -> tu
         if silence:
             raise head_node.HeadError(silence)
         since = min(each.created for each in going).timestamp()
-        runs = giving_back.left_behind(run_folder.LOCAL_RUNS, since) if stake is None else stake.unfinished
-        losses, unknown = [*giving_back.lost_with(disk, runs, held, head_is_there=stake is not None)], []
+        runs = at_risk.left_behind(run_folder.LOCAL_RUNS, since) if stake is None else stake.unfinished
+        losses, unknown = [*at_risk.lost_with(disk, runs, held, head_is_there=stake is not None)], []
     except Exception as error:  # the runs' files are a node's words: whatever fails at them stops no `fab down`
         losses, unknown = [], [f"what of its runs is only on {disk} is not known: {str(error) or type(error).__name__}"]
     return losses, unknown if stake else [*unknown, *_saved_since(plan, disk, held)]
@@ -211,16 +209,16 @@ def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
         return []
     newest = f"the newest snapshot is of {clock(datetime.fromtimestamp(held, UTC))}" if held else "no snapshot has any"
     until = f"{members.HEAD} was there until {clock(plan.head_gone)} at the latest, {newest}"
-    return [f"{until}: what runs saved in between is only on {disk} and is lost with it; {giving_back.KEEP_DISK}"]
+    return [f"{until}: what runs saved in between is only on {disk} and is lost with it; {at_risk.KEEP_DISK}"]
 
 
 def _stake() -> tuple[RunsAtRisk, str]:
     """What the head says of its runs; why it says nothing."""
     try:
         with closing(head_node.RemoteHead(clusters.load_cluster().head)) as head:
-            return giving_back.at_stake(head, run_folder.LOCAL_RUNS), ""
+            return at_risk.at_stake(head, run_folder.LOCAL_RUNS), ""
     except Exception as error:  # as above
-        return giving_back.RunsAtRisk(), str(error) or type(error).__name__
+        return at_risk.RunsAtRisk(), str(error) or type(error).__name__
 
 
 def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:

@@ -26,9 +26,9 @@ from inventory.state import state_folder
 from snapshots.listing import SnapshotError
 from training.cost.shape import PlanError
 from training.data.sample import DataError
-from training.laptop.attach import RunFailed
 from training.laptop.download import FileGone
 from training.laptop.fetch import FetchInterrupted
+from training.laptop.follow import RunFailed
 from training.laptop.head_node import HeadError
 from training.recipe.recipe import RecipeError
 from training.run.checkpoint_files import DamagedError, FetchError

@@ -12,10 +12,10 @@ from inventory.renting import machines
 from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
-from training.laptop import attach, lost_machines, rental
-from training.laptop.follow import RunLook
+from training.laptop import follow, rental
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session
+from training.laptop.run_look import RunLook
 
 
 def main(name, folder, *ignored):
@@ -26,7 +26,7 @@ def main(name, folder, *ignored):
     number = signal.Signals[name]
     signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
-    def follow(*_):
+    def ends(*_):
         signal.raise_signal(number)
         return RunLook(None, False, ())
 
@@ -34,8 +34,8 @@ def main(name, folder, *ignored):
         signal.raise_signal(number)  # a terminal that is closed tells its programs more than once
         return rented.cloud
 
-    attach.follow, rental.open_cloud = follow, open_cloud
-    lost_machines.followed(Session(HereHead(folder / "runs"), (node(),), rented.settings), "tiny-20260131-154500")
+    follow.watch, rental.open_cloud = ends, open_cloud
+    follow.follow_training(Session(HereHead(folder / "runs"), (node(),), rented.settings), "tiny-20260131-154500")
     print("went on")
 
 

@@ -21,7 +21,7 @@ from inventory.localcloud.ecs import account as accounts
 from inventory.ssh import SshError
 from snapshots.create import FROZEN
 from tests.support.fake_machines import FakeMachines
-from training.laptop.asking import HeadError
+from training.laptop.head_node import HeadError
 from training.laptop.on_head import fs
 
 OURS = str(Path(__file__).parents[2] / "inventory")

@@ -37,9 +37,8 @@ FAB = (
     "snapshots.tasks",
     "tests.support.paper_ssh",
     "training.laptop.adapter.tasks",
-    "training.laptop.models.tasks",
+    "training.laptop.list_tasks",
     "training.laptop.prove.tasks",
-    "training.laptop.run_list.tasks",
     "training.laptop.tasks",
 )
 

@@ -75,21 +75,14 @@ def attention_flops(width: float, window: int, length: float) -> float:
 
 
 def utilization(
-    facts: ModelFacts,
-    *,
-    useful_per_s: float,
-    executed_per_s: float,
-    length: float,
-    checkpointed: float,
-    card: str,
-    cards: int,
-    references: int = 0,
+    flops: tuple[float, float], useful_per_s: float, executed_per_s: float, card: str, cards: int
 ) -> tuple[float | None, float | None]:
-    """MFU and HFU of `cards` GPUs from tokens/s over all of them, without and with padding."""
+    """MFU and HFU of `cards` GPUs from tokens/s over all of them, without and with padding. `flops`: of a token, as
+    `flops_per_token` has them."""
     peak = peak_flops(card)
     if peak is None:
         return None, None
-    model, hardware = flops_per_token(facts, length, checkpointed, references)
+    model, hardware = flops
     return model * useful_per_s / (peak * cards), hardware * executed_per_s / (peak * cards)
 
 

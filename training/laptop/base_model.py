@@ -1,4 +1,4 @@
-"""The base model of a recipe where a run will be: what is there, and whether it is what models.lock says."""
+"""The base model of a recipe: the hub it comes from, and what is there where a run will be, as models.lock says."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from inventory.settings import SettingsError, load_settings
 from training.cost.memory import file_bytes
 from training.cost.shape import known_shape
 from training.laptop.head_node import Head
-from training.laptop.hub import download_command, mirror
 from training.laptop.on_head import fs, machines
 from training.models import tiny
 from training.models.derive import MERGED
 from training.models.folder import described, state_of
+from training.models.hub import Hub, hub_at, hub_of
 from training.models.lock import LOCK, disagreement, read_pins
 from training.models.names import name_of_folder
 from training.recipe.base import TINY, Base
@@ -43,6 +44,41 @@ from training.text.files import (
     sha256_of,
 )
 from training.text.problems import AdapterError
+
+ADDRESS = "HF_ENDPOINT"
+"""Environment variable of the hub's own client."""
+
+
+def hub_address() -> str:
+    """HF_ENDPOINT's; without it that of [mirrors] in cluster.toml; empty: the Hub itself. Raises SettingsError."""
+    return os.environ.get(ADDRESS) or load_settings().mirrors.resolved().hub
+
+
+def mirror() -> str:
+    """The same, for a command that is shown: without readable settings the Hub itself."""
+    try:
+        return hub_address()
+    except SettingsError:
+        return ""
+
+
+def download_command(arguments: str, address: str) -> str:
+    """What fetches a model by hand, from the hub at `address` where that is not the Hub itself."""
+    return f"{ADDRESS}={shlex.quote(address)} hf download {arguments}" if address else f"hf download {arguments}"
+
+
+def hub_to_read() -> Hub:
+    """The hub there, with this machine's token where that is meant for it. Raises HubError and SettingsError."""
+    from huggingface_hub import get_token
+
+    return hub_of(os.environ | {ADDRESS: hub_address()}, get_token())
+
+
+def another_hub() -> str:
+    """How another hub is named, where this one does not answer."""
+    named = hub_at(hub_address(), None, "").another
+    return f"{ADDRESS} names it; without that {named}" if os.environ.get(ADDRESS) else named
+
 
 TINY_CODE = Path(tiny.__file__)
 MAKING_S = 900.0

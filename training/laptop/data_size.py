@@ -30,7 +30,7 @@ from training.data.shapes import Record, refuse_other_goal
 from training.data.source import Data, data_of, given
 from training.data.statistics import DataStatistics
 from training.data.survey import quiet
-from training.laptop.models.small_files import CONFIG, TOKENIZER
+from training.laptop.small_files import CONFIG, TOKENIZER
 from training.models import tiny
 from training.models.folder import TOKENIZERS
 from training.plan.machines import Workload

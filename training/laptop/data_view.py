@@ -22,19 +22,18 @@ from inventory.terminal import console, table
 from training.data.hub import HubDataSet, download
 from training.data.look.content import Look, look_from, remarks, surveyed
 from training.data.look.shown import Piece, ShownSample
-from training.data.look.take import look_into
+from training.data.look.take import LookWish, look_into
 from training.data.report import DataReport
 from training.data.sample import DataError
 from training.data.source import Data, can_check_here, downloaded, given, ignored_files_note
 from training.data.statistics import Lengths
 from training.data.survey import FileSurvey, Tell, survey
 from training.laptop import data_size, new_run, preparing
-from training.laptop.base_model import find_base_model
+from training.laptop.base_model import another_hub, download_command, find_base_model, hub_address, mirror
 from training.laptop.head_node import HeadError
-from training.laptop.hub import another, download_command, hub_address, mirror
+from training.laptop.new_run import KINDS_OF_DATA, TrainingData, files_of
 from training.laptop.open_cluster import LOOKS_HERE, Session, open_cluster
-from training.laptop.start_run import KINDS_OF_DATA, TrainingData, files_of
-from training.laptop.starting import hold_start_lock
+from training.laptop.start_lock import hold_start_lock
 from training.plan.data_checks import few_steps
 from training.recipe.base import TINY
 from training.recipe.recipe import Recipe
@@ -120,16 +119,8 @@ def _look(question: Question, training_data: TrainingData, now: datetime, tell: 
     assert question.recipe
     if not lacks and data and overview:
         tokenizer, config = data_size.loaded(home)
-        return look_into(
-            data,
-            overview,
-            question.recipe,
-            tokenizer,
-            config,
-            show=question.show,
-            skip_bad=question.skip_bad,
-            tell=tell,
-        )
+        wish = LookWish(question.show, question.skip_bad, tell)
+        return look_into(data, overview, question.recipe, tokenizer, config, wish=wish)
     lacks = lacks or ("" if find_spec("pyarrow") else f"reading Parquet needs pyarrow: {EXTRA}")
     instead = LOOKS_HERE if training_data.from_hub and not lacks else ""
     if question.of_folder:
@@ -158,7 +149,7 @@ def _data(question: Question, training_data: TrainingData, leave_to_head: bool) 
     if leave_to_head or not (question.here or question.of_folder):
         return None
     folder = Path.home() / ".cache" / "spotune" / "cache" / "datasets"
-    return downloaded(training_data.dataset, download(training_data.dataset, folder, hub_address(), another()))
+    return downloaded(training_data.dataset, download(training_data.dataset, folder, hub_address(), another_hub()))
 
 
 def _lacks(question: Question, home: Path | None) -> str:

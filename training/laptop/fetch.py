@@ -1,14 +1,15 @@
-"""Bring a run home: its best checkpoint that is whole, metrics and logs; resumable, checked, verified. No torch.
-
-What is half fetched is called `.part` and gone on with; a checkpoint folder gets its name only when whole. The
-optimizer's state, several times the adapter's size and of use on the head alone, comes only when asked for.
-"""
+"""Bring a run home: its best checkpoint that is whole, metrics and logs; resumable, checked, verified. No torch."""
 
 from __future__ import annotations
 
 import errno
+import importlib.util
+import os
 import shutil
+import subprocess
+import sys
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,12 @@ from typing import TYPE_CHECKING
 
 from paramiko import SSHException
 
+from training.laptop import runs
 from training.laptop.download import Download, FileGone, another, refuse_another
+from training.laptop.follow import ROOT, watch
+from training.laptop.head_node import Head, HeadError, RemoteHead
+from training.laptop.open_cluster import language_here
+from training.laptop.run_look import RunLook
 from training.run.checkpoint_files import (
     DamagedError,
     FetchError,
@@ -37,25 +43,32 @@ from training.run.folder import (
     FETCHED,
     HANG,
     LAUNCH,
+    LOCAL_RUNS,
     MEASURED,
     MERGED,
+    METRICS,
     MODEL_RECORD,
     MODEL_SUMS,
     PLAN,
     PROFILE,
     RECIPE,
+    REPORT,
     REPORT_FACTS,
+    STATUS,
     VERSIONS,
     checkpoint_folder,
     newest_step,
+    parse_status,
 )
 from training.run.history import RECORD as BEGAN_WITH
 from training.run.history import STARTS
+from training.text.counts import size_text
 from training.text.files import BEST, OPTIMIZER, SUMS, sums_text
 from training.text.problems import FAILED
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
+
 
 TRIES, RETRY_AFTER_S = 3, 2.0
 SINGLE_FILES = (
@@ -215,3 +228,115 @@ def _replace(home: Path, fresh: Path) -> None:
         home.rename(aside)
     fresh.rename(home)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+WATCH_EVERY_S = 5.0
+MAKING_S = 120.0
+
+
+def collect_results(head: Head, run_id: str, full: bool = False) -> int | None:
+    """Fetch a run, verify it, say what came; gives the step of its checkpoint. `full`: the optimizer's state too."""
+    if isinstance(head, RemoteHead):
+        fetched = fetch_patiently(head.open_sftp, head.close, str(head.runs / run_id), LOCAL_RUNS / run_id, full)
+    else:
+        fetched = fetch_here(head.runs / run_id)
+    for phrase in fetched.damaged:
+        print(f"passed over: {phrase}")
+    if fetched.step is None:
+        goes_on = "yet; the run goes on" if runs.look(head, run_id).active else "on the head"
+        print(f"{fetched.folder}: metadata and logs, there is no checkpoint {goes_on}")
+    else:
+        chosen = fetched.newest != fetched.step and not fetched.damaged
+        best = f", the best by validation loss; the newest is step {fetched.newest}"
+        print(
+            f"fetched {fetched.folder}: {fetched.part} of step {fetched.step}"
+            f"{best if chosen else ''}; it is in {fetched.folder}/{fetched.part}, verified "
+            f"({size_text(fetched.bytes_moved)} moved)"
+        )
+    made = isinstance(head, RemoteHead) and make_page(fetched.folder)
+    if made or (head.here and (fetched.folder / REPORT).exists()):
+        print(f"how it went: {fetched.folder / REPORT}")
+    return fetched.step
+
+
+def print_results_place(head: Head, run_id: str) -> None:
+    """After a run that was only followed: what it learned, verified, where it ran on this machine; else the command
+    that brings it home. Nothing of a check, and nothing where there is no checkpoint."""
+    if not runs.is_training(run_id) or runs.checkpoint_step(head, run_id) is None:
+        return
+    if head.here:
+        collect_results(head, run_id)
+        print_next_commands(head, run_id)
+    else:
+        print(f"next: fab fetch --run {run_id} brings home what it learned")
+
+
+def print_next_commands(head: Head, run_id: str) -> None:
+    """What to type once an adapter is home."""
+    where = f"--run {run_id}{' --here' if head.here else ''}"
+    home = head.runs if head.here else LOCAL_RUNS
+    measures = "measures both on its validation split" if _has_split(home / run_id) else "--data FILE measures both"
+    begin = "next" if _is_finished(home / run_id) else "what it has learned so far"
+    print(f"{begin}: fab generate {where} asks it and its base; fab evaluate {where} {measures}")
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether a run at home was at its end when it came there."""
+    try:
+        return parse_status((run / STATUS).read_text(encoding="utf-8")).state == "finished"
+    except (OSError, ValueError):
+        return False
+
+
+def _has_split(run: Path) -> bool:
+    """Whether a run at home held some of its data out."""
+    try:
+        recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(recipe.get("validation", {}).get("fraction"))
+
+
+def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = False) -> None:
+    """Fetch every new checkpoint, or every new best one, until the run is over."""
+
+    def look_and_fetch() -> RunLook:
+        nonlocal step
+        seen = runs.look(head, run_id)
+        if (wanted := runs.checkpoint_step(head, run_id)) != step:
+            try:
+                collect_results(head, run_id, full)
+            except FetchInterrupted as error:
+                raise HeadError(str(error)) from error  # to be patient with
+            step = wanted  # what came may be another, where this one is damaged
+        return seen
+
+    watch(look_and_fetch, lambda seen: None, HeadError, every_s=WATCH_EVERY_S)
+    collect_results(head, run_id, full)
+
+
+def make_page(run: Path) -> Path | None:
+    """The page of a fetched run, made on this machine of data, as a page of the head's could hold anything.
+
+    None, and a sentence, where it cannot be made."""
+    page = run / REPORT
+    page.unlink(missing_ok=True)
+    if not (run / METRICS).is_file():
+        return None
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"{page} is not made: its curves need matplotlib on this machine: pip install matplotlib")
+        return None
+    flags = ["--run", str(run.resolve()), "--language", language_here()]
+    argv = [sys.executable, "-P", "-m", "training.node.metrics.report", *flags]  # -P: nothing fetched is imported
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            argv, cwd=ROOT, env=env, capture_output=True, errors="replace", timeout=MAKING_S, check=False
+        )
+        why = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        why = f"no end within {MAKING_S:.0f} s"
+    if why:
+        print(f"{page} cannot be made of what the head sent: {why}")
+        return None
+    return page

@@ -1,160 +1,100 @@
-"""Watch a run from outside, look by look. Pure but for the loop.
-
-The loop survives a broken connection for a while; the run does not depend on it at all.
-"""
+"""Stay with a run at the terminal until it is over, say how it ended, and end it."""
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
-from training.cost.pace import cost_so_far
-from training.laptop.on_head.run_folders import LookAnswer
-from training.run.folder import ENDED, METRICS, STATUS, Status, begun, is_run_id, parse_metrics, parse_status
-from training.text.counts import money, size_text
-from training.text.files import is_figure
+from inventory.cloud.opening import open_cloud
+from inventory.errors import InventoryError
+from inventory.renting import members
+from training.cost.shape import read_outline
+from training.laptop import rental, runs
+from training.laptop.head_node import Head, HeadError
+from training.laptop.lost_machines import MachinesLeft, print_lost_machines
+from training.laptop.open_cluster import Session
+from training.laptop.run_look import RunLook, progress
+from training.plan.ladder import ladder_lines, memory_options
+from training.recipe.recipe import Recipe
+from training.run.causes import CauseKind
+from training.run.folder import unit_of
+from training.run.launch import LaunchError, sweep_command
+from training.run.notices import ALL_AGAIN
+from training.text.files import bounded_json
+from training.text.problems import FAILED
 
+ROOT = Path(__file__).parents[2]
 LOOK_EVERY_S = 1.5
 PATIENCE_S = 30.0
-STEP_KEYS = frozenset({"step", "total_steps", "step_s", "loss", "lr", "tokens_per_s", "memory_gib"})
-EVALUATION_KEYS = frozenset({"step", "validation_loss"})
-"""What is shown of a line of metrics.jsonl."""
+LOSSES: frozenset[CauseKind] = frozenset(
+    {"reclaimed", "node_lost", "peer_lost", "not_ready", "not_launched", "hung", "unheard"}
+)
+"""Causes behind which a machine may be gone."""
+NEXT_STEPS: dict[CauseKind, str] = {
+    "asked": "go on: {resume}",
+    "reclaimed": "go on when it is gone: {resume}, on the machines that are left; on all of them, and where the "
+    f"head is gone, first: {ALL_AGAIN}",
+    "released": f"go on: fab up --hours N while they are there, else {ALL_AGAIN}; then {{resume}}",
+}
+"""How a run that was stopped goes on."""
 
 
-@dataclass(frozen=True)
-class RunLook:
-    """What a run showed at one moment."""
+class RunFailed(LaunchError):
+    """The run ended badly; the message says why."""
 
-    status: Status | None
-    """None until the supervisor has written its first."""
-    alive: bool
-    """Whether the supervisor runs."""
-    metrics: tuple[dict[str, Any], ...]
-    """The last steps, oldest first."""
-    age_s: float = 0.0
-    """Since the status was written, on the head's clock."""
-    evaluation: dict[str, Any] | None = None
-    """The newest look at the validation data."""
-    run_id: str = ""
-    fault: str = ""
-    """What of its files cannot be read."""
-
-    @property
-    def rows(self) -> tuple[dict[str, Any], ...]:
-        """`metrics` of its newest start: one that has just resumed has none."""
-        if self.status is None:
-            return self.metrics
-        began = datetime.fromtimestamp(self.status.started, UTC).isoformat(timespec="milliseconds")
-        return tuple(row for row in self.metrics if str(row.get("time", began)) >= began)
-
-    @property
-    def active(self) -> bool:
-        """Whether it is going on: also before the supervisor has written its first status."""
-        return self.alive and (self.status is None or not self.status.over)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return self.state in {*ENDED, "lost"}
-
-    @property
-    def cost(self) -> float | None:
-        """What the run has cost so far; None where no price is known. One that was lost ended with its last word."""
-        if self.status is None:
-            return None
-        return cost_so_far(self.status, self.status.updated + (self.age_s if self.alive else 0))
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """For other programs."""
-        last = self.metrics[-1] if self.metrics else {}
-        return {
-            "run": self.run_id,
-            "state": self.state,
-            "step": last.get("step"),
-            "steps": last.get("total_steps"),
-            "loss": last.get("loss"),
-            "cost": self.cost,
-            "currency": self.status.currency if self.status else "",
-            "reason": self.reason,
-        }
-
-    @property
-    def money(self) -> str:
-        """The same with its currency; empty where it is not known."""
-        return money(self.cost, self.status.currency) if self.status else ""
-
-    @property
-    def state(self) -> str:
-        """The status' state; `lost` where it says running and nobody runs it, or cannot be read."""
-        if self.status is None:
-            return "starting" if self.alive else "lost"
-        return self.status.state if self.status.over or self.alive else "lost"
-
-    @property
-    def reason(self) -> str:
-        """Why it is in this state, and what of its files cannot be read; empty where there is nothing to say."""
-        if self.state == "lost" and not self.fault:
-            return "its supervisor is gone: the machine restarted, or the process was killed"
-        return "; ".join(filter(None, (self.status.reason if self.status else "", self.fault)))
+    exit_code = FAILED
 
 
-def read_look(answer: LookAnswer) -> RunLook:
-    """A look from what a head answered; what of its files cannot be read is its fault, and the rest stands."""
-    run_id, now, faults = answer["run"], answer["now"], list[str]()
-    status = None
+def follow_training(cluster: Session, run_id: str) -> RunLook | None:
+    """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
+    a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is gone."""
     try:
-        status = parse_status(answer["status"]) if answer["status"].strip() else None
-        if status and status.run_id != run_id:
-            raise ValueError(f"it is of {status.run_id!r}")
-    except ValueError as error:
-        status = None
-        faults.append(f"its {STATUS} cannot be read ({error})")
-    metrics, evaluation = answer["metrics"], answer["evaluation"]
-    (rows, _, bad), (evaluations, _, _) = parse_metrics(metrics.encode()), parse_metrics(evaluation.encode())
-    if bad:
-        faults.append(f"{bad} of the last lines of its {METRICS} cannot be read")
-    return RunLook(
-        status,
-        answer["alive"],
-        tuple(row for row in rows if _has_numbers(row, STEP_KEYS)),
-        now - status.updated if status and is_figure(now) else 0.0,
-        next((row for row in reversed(evaluations) if _has_numbers(row, EVALUATION_KEYS)), None),
-        run_id,
-        "; ".join(faults),
-    )
+        with signals_as_ctrl_c():
+            if (seen := follow_run(cluster.head, run_id)) is None:
+                rental.print_release_time(cluster)
+    except HeadError as error:
+        standing = print_lost_machines(cluster, run_id)
+        if standing is MachinesLeft.WITHOUT_HEAD or _head_is_another(cluster):
+            gone = "which is gone: deleted by fab down, or taken back by the cloud"
+            raise HeadError(f"{run_id} ended with {members.HEAD}, {gone}") from error
+        if standing is MachinesLeft.ALL:
+            rental.print_release_time(cluster)
+        raise
+    return seen
 
 
-def _has_numbers(row: dict[str, Any], keys: frozenset[str]) -> bool:
-    """In place of a loss that is not finite stands null."""
-    values = [row.get(key) for key in keys if not ("loss" in key and row.get(key, 0) is None)]
-    return all(map(is_figure, values))
+def _head_is_another(cluster: Session) -> bool:
+    """Whether the machine that this command began with is gone, though one of its name may be there again."""
+    if not (cluster.settings and cluster.settings.is_rented and cluster.nodes[0].machine_id):
+        return False
+    try:
+        return not open_cloud(cluster.settings).instances(ids=[cluster.nodes[0].machine_id])
+    except InventoryError:
+        return False
 
 
-def read_looks(answers: Sequence[LookAnswer]) -> list[RunLook]:
-    """Of all runs, those that have not begun left out, oldest run first."""
-    looks = map(read_look, answers)
-    shown = [look for look in looks if is_run_id(look.run_id) and (look.status or look.alive or look.fault)]
-    return sorted(shown, key=lambda look: look.status.started if look.status else begun(look.run_id))
-
-
-def eta_s(metrics: Sequence[dict[str, Any]]) -> float | None:
-    """Seconds to the last step, at the mean pace of the steps seen last."""
-    if not metrics:
+def follow_run(head: Head, run_id: str) -> RunLook | None:
+    """Show a run until it is over; None after Ctrl-C. Raises HeadError when the head stays away."""
+    try:
+        with progress(run_id) as show:
+            return watch(lambda: runs.look(head, run_id), show, HeadError)
+    except KeyboardInterrupt:
+        print_detached(run_id, head.here)
         return None
-    last = metrics[-1]
-    return mean_step_s(metrics) * (int(last["total_steps"]) - int(last["step"]))
+    except HeadError as error:
+        raise HeadError(
+            f"{head.name} has not answered for a while ({error}); the run may well go on there. "
+            f"Look again with: fab logs --follow --run {run_id}"
+        ) from error
 
 
-def mean_step_s(metrics: Sequence[dict[str, Any]]) -> float:
-    """Seconds a step, of the steps seen last; there is at least one."""
-    return float(sum(row["step_s"] for row in metrics) / len(metrics))
-
-
-def follow(
+def watch(
     look: Callable[[], RunLook],
     show: Callable[[RunLook], None],
     lost: type[Exception],
@@ -186,30 +126,154 @@ def follow(
         time.sleep(every_s)
 
 
+def wait_for_reports(head: Head, run_id: str) -> None:
+    """Of a run that is over: while they are made, its supervisor stands where the next one is to go."""
+    watch(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
+
+
+@contextmanager
+def detached_on_interrupt(run_id: str, here: bool) -> Iterator[None]:
+    """Inside, Ctrl-C says that a run goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_detached(run_id, here)
+        raise
+
+
 def print_detached(run_id: str, here: bool) -> None:
     """The run needs no terminal; how to see and end it."""
     where = f"--run {run_id}{' --here' if here else ''}"
     print(f"{run_id} continues on its own. Follow it: fab logs --follow {where}\nEnd it: fab stop {where}")
 
 
-def headline(row: dict[str, Any], eta: float | None) -> str:
-    """How far a run is, in half a line."""
-    clock = str(timedelta(seconds=int(eta or 0)))
-    left = "" if eta is None else f"  ETA {clock.removeprefix('0:')}"
-    return f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{left}"
+def print_outcome_and_losses(cluster: Session, run_id: str, seen: RunLook) -> None:
+    """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
+    `print_outcome` does."""
+    lost = seen.status and seen.status.cause.kind in LOSSES
+    all_stand = not lost or print_lost_machines(cluster, run_id) is MachinesLeft.ALL
+    print_outcome(cluster.head, run_id, seen, ways_told=not all_stand)
 
 
-def details(row: dict[str, Any], evaluation: dict[str, Any] | None = None, spent: str = "") -> str:
-    """The rest of one step in one line, with the newest validation loss there is and what the run has cost so far."""
-    validation = ""
-    if evaluation is not None:
-        validation = f"validation {number(evaluation['validation_loss'])} (step {evaluation['step']})  "
-    return (
-        f"{validation}lr {row['lr']:.2e}  {row['tokens_per_s']:.0f} tokens/s  {size_text(row['memory_gib'] * 2**30)}"
-        f"{spent and f'  {spent}'}"
-    )
+def resume_command(run_id: str, here: bool) -> str:
+    """What is typed to go on with a run."""
+    return f"fab train --resume {run_id}{' --here' if here else ''}"
 
 
-def number(value: float | None) -> str:
-    """A loss; null stands in metrics.jsonl for what is not finite."""
-    return "not finite" if value is None else f"{value:.4f}"
+def print_outcome(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = False) -> None:
+    """Say how a run ended, and how it goes on unless that was told. Raises RunFailed for a failure, after the failing
+    rank's last words; LaunchError where what the run was given is to blame."""
+    cause = seen.status.cause.kind if seen.status else "unknown"
+    if seen.state in {"failed", "lost"}:
+        for line in seen.status.last_lines if seen.status else ():
+            print(f"  | {line}")
+        for line in memory_ladder(head, run_id) if cause == "out_of_gpu_memory" else ():
+            print(line)
+        if seen.status and seen.status.mistake:
+            raise LaunchError(f"{run_id}: {seen.reason}")
+        raise RunFailed(f"{run_id} {seen.state}: {seen.reason}")
+    print(ending(run_id, seen))
+    unsaved = cause == "asked" and not (seen.status and seen.status.cause.saved)
+    if cause in NEXT_STEPS and runs.is_training(run_id) and not (ways_told or unsaved):
+        print(NEXT_STEPS[cause].format(resume=resume_command(run_id, head.here)))
+
+
+def ending(run_id: str, seen: RunLook) -> str:
+    """How a run ended, in one line."""
+    spent = f" ({seen.money} so far)" if seen.money else ""
+    return f"{run_id} {seen.state}{spent}{f': {seen.reason}' if seen.reason else ''}"
+
+
+def memory_ladder(head: Head, run_id: str) -> list[str]:
+    """What a run that did not fit into its cards could change, from its own recipe and plan."""
+    try:
+        recipe = Recipe.model_validate(tomllib.loads(runs.recipe_text(head, run_id)))
+        predicted = runs.predicted(head, run_id)
+        cards = predicted["card"] is not None
+        rungs = memory_options(
+            recipe, read_outline(predicted["shape"]), predicted["ranks"], predicted["longest"], cards
+        )
+    except (LaunchError, KeyError, TypeError, ValueError):  # damaged: the reason stands alone
+        return []
+    return ladder_lines(rungs, predicted)
+
+
+def stop(cluster: Session, run_id: str | None) -> None:
+    """End a run: the one asked for, else the one that is going on, else the newest. Raises RunFailed where a process of
+    it is left on a node."""
+    head = cluster.head
+    active = None if run_id else next((seen.run_id for seen in runs.all_runs(head) if seen.active), None)
+    run_id = active or runs.find(head, run_id)
+    seen = runs.look(head, run_id)
+    if not seen.over:
+        ask_to_stop(head, run_id)
+        print(f"{run_id} is asked to save and stop")
+        seen = follow_run(head, run_id) or seen
+    # a run whose supervisor is gone has nobody else to end its ranks
+    code = str(ROOT) if head.here else ""
+    command = sweep_command(runs.read_launch(head, run_id), only_list=seen.state != "lost", code=code)
+    if left := left_on(cluster.ask_all(command)):
+        raise RunFailed(f"{run_id}: {'; '.join(left)}")
+    print(f"{run_id} {seen.state}; no process of it is left on any node")
+    if seen.state != "finished" and runs.is_training(run_id):
+        print(way_on(head, run_id))
+
+
+def way_on(head: Head, run_id: str) -> str:
+    """What is saved of a run that is over, and how it goes on."""
+    step = runs.newest_checkpoint(head, run_id)
+    if step is None:
+        return "it ended before its first checkpoint: start anew with fab train"
+    return f"saved at step {step}; go on: {resume_command(run_id, head.here)}"
+
+
+def ask_to_stop(head: Head, run_id: str) -> None:
+    """Ask a run's supervisor to let the ranks save and leave."""
+    if head.here:
+        seen = runs.look(head, run_id)
+        if seen.alive and seen.status:
+            head.shell(f"kill -TERM {seen.status.supervisor_pid}")
+    else:
+        head.shell(f"systemctl stop --no-block {unit_of(run_id)}")
+
+
+def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
+    """One phrase for each node that is not clean of a run, from the nodes' answers to `sweep_command`."""
+    phrases = []
+    for name, answer in answers.items():
+        if isinstance(answer, Exception):
+            phrases.append(f"{name} could not be asked ({answer})")
+        elif left := bounded_json(answer)["left"]:
+            phrases.append(f"{name} still has {len(left)} of its processes")
+    return phrases
+
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Inside, the first of these signals raises KeyboardInterrupt and others are not heard; then this program ends by
+    that signal after all, so that whoever waits for it sees what ended it. One that is ignored, as under nohup, stays
+    so."""
+    mine = [each for each in ENDING_SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        for each in mine:
+            signal.signal(each, signal.SIG_IGN)
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    for each in mine:
+        signal.signal(each, hear)
+    try:
+        yield
+    finally:
+        for each in mine:
+            signal.signal(each, signal.SIG_DFL)
+        if heard:
+            try:
+                sys.stdout.flush()
+            finally:  # also where the terminal is gone
+                signal.raise_signal(heard[0])

@@ -1,8 +1,14 @@
-"""The head as the laptop sees it: what it answers, files put and fetched, and what its nodes have."""
+"""The head as the laptop sees it: what it answers, files put and fetched.
+
+The code in on_head/ is sent once a connection, then each question is a line, and so is its answer.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
+import os
 import secrets
 import shlex
 import shutil
@@ -10,27 +16,36 @@ import subprocess
 import tarfile
 import threading
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import replace
-from math import inf
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from paramiko import SFTPError, SSHException
 
 from inventory import node_program, ssh
-from inventory.node_program import Program
+from inventory.node_program import Program, ProgramError
 from inventory.nodes import Node
-from training.laptop import asking
-from training.laptop.asking import HeadError, Questions, VerbError
-from training.laptop.on_head import fs, machines, run_folders
-from training.laptop.on_head.machines import HardwareAnswer
+from training.laptop.on_head import fs, machines, run_folders, words
 from training.laptop.on_head.run_folders import version_of
-from training.laptop.on_head.serve import words
-from training.plan.facts import Card, NodeHardware, slowest_first
 from training.run.folder import REMOTE_RUNS, STATUS, STOP
-from training.run.launch import NO_DATA_DISK, Launch, supervisor_argv, unit_argv
-from training.text.files import SFTP_GARBAGE, figure_in, within
+from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
+from training.text.files import SFTP_GARBAGE, bounded_json, within
+from training.text.problems import FAILED
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -38,6 +53,99 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+ON_HEAD = Path(__file__).parent / "on_head"
+PACKAGE = f"{__package__}.{ON_HEAD.name}"
+BOOT = f"""import base64, json, sys, types, zlib
+for name, text in json.loads(zlib.decompress(base64.b64decode(sys.stdin.readline()))):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(text, vars(module))
+sys.modules["{PACKAGE}"].serve()
+"""
+ARGV = ("python3", "-I", "-c", BOOT)
+LONGEST = 64 << 20
+"""Characters of an answer."""
+
+
+class HeadError(LaunchError):
+    """The head cannot be reached, or what it was asked for could not be done there."""
+
+    exit_code = FAILED
+
+
+class VerbError(HeadError):
+    """It could not be done there; the head still answers."""
+
+
+@cache
+def code() -> str:
+    """The first line that is sent: the modules in the order in which they import each other. What this program began
+    with, also after an update of its files."""
+    names = {"fs": ".fs", "machines": ".machines", "run_folders": ".run_folders", "__init__": ""}
+    modules = [(f"{PACKAGE}{suffix}", _source(name)) for name, suffix in names.items()]
+    return base64.b64encode(zlib.compress(json.dumps(modules).encode(), 9)).decode()
+
+
+def _source(name: str) -> str:
+    return (ON_HEAD / f"{name}.py").read_text(encoding="utf-8")
+
+
+class Questions:
+    """A conversation with a head. Who asks holds `free`: the next question comes after the answer."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._messages, self.free = program, program.messages(), threading.Lock()
+        program.send(code())
+
+    def ask(self, verb: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """What a verb of on_head answers there. Raises VerbError, and ProgramError where the talk is over."""
+        plain = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in arguments]
+        self._program.send({"verb": verb.__name__, "arguments": plain, "named": named})
+        try:
+            content = bounded_json(self._read())
+        except ValueError as error:
+            raise ProgramError(
+                f"{self._program.where}: its answer to {verb.__name__} cannot be read: {error}"
+            ) from error
+        if isinstance(content, dict) and "error" in content:
+            raise VerbError(f"{self._program.where}: {content['error']}")
+        answer: Any = content.get("answer") if isinstance(content, dict) else None
+        if not fits(answer, get_type_hints(verb)["return"]):
+            raise ProgramError(f"{self._program.where}: its answer to {verb.__name__} is of another kind")
+        return cast("T", answer)
+
+    def _read(self) -> str:
+        pieces, length = list[str](), 0
+        for message in self._messages:
+            pieces.append(str(message.get("piece")))
+            length += len(pieces[-1])
+            if length > LONGEST:
+                raise ProgramError(f"{self._program.where}: an answer has more than {LONGEST} characters")
+            if not message.get("more"):
+                return "".join(pieces)
+        raise ProgramError(f"{self._program.where}: the program ended without an answer")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is what an annotation says."""
+    inner = get_args(hint)
+    if is_typeddict(hint):
+        kinds = get_type_hints(hint)
+        return (
+            isinstance(value, dict)
+            and value.keys() == kinds.keys()
+            and all(fits(value[key], kinds[key]) for key in kinds)
+        )
+    if get_origin(hint) in (Union, UnionType):
+        return any(fits(value, kind) for kind in inner)
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    return type(value) is (NoneType if hint is None else hint)
+
+
 ANSWER_S = 20.0
 """A cut connection shows no error for many minutes; a question unanswered for this long is taken for one."""
 LONGER_S: dict[Callable[..., Any], float] = {
@@ -112,7 +220,7 @@ class RemoteHead:
         """In a conversation of its own where another question, which Ctrl-C left behind, is not answered yet."""
         with self._opening:
             if self._questions is None or not self._questions.free.acquire(blocking=False):
-                self._questions = Questions(self.talk(f"exec {shlex.join(asking.ARGV)}"))
+                self._questions = Questions(self.talk(f"exec {shlex.join(ARGV)}"))
                 self._questions.free.acquire()
             questions = self._questions
         try:
@@ -251,35 +359,3 @@ class HereHead:
 
     def close(self) -> None:
         """There is no connection."""
-
-
-def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
-    """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
-
-    Where the ranks compute on the CPU no node has cards, whatever it has.
-    """
-    first, *others = launch.hosts
-    names = [host.name for host in others]
-    answer = head.ask(machines.hardware_of_all, names, launch.data_disk, list(asking.ARGV), asking.code())
-    its = _hardware(first.name, answer["own"])
-    hardware = {name: _hardware(name, answer) for name, answer in answer["others"].items()}
-    nodes = [replace(hardware.get(host.name, its), name=host.name, slots=host.slots) for host in launch.hosts]
-    on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
-    return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)
-
-
-def _hardware(name: str, answer: HardwareAnswer) -> NodeHardware:
-    disk_free = inf if answer["disk_free"] is None else max(0.0, answer["disk_free"])
-    return NodeHardware(name, 1, tuple(map(_card, answer["cards"])), max(0.0, answer["ram_bytes"]) or inf, disk_free)
-
-
-def _card(line: str) -> Card:
-    name, _, mib = line.rpartition(",")
-    return Card(name.strip(), figure_in(mib) * 2**20 or inf)
-
-
-def with_slowest_first(launch: Launch, nodes: tuple[NodeHardware, ...]) -> tuple[Launch, tuple[NodeHardware, ...]]:
-    """The launch with nodes of different cards in the order that suits the stages of a model; the head stays first."""
-    ordered = slowest_first(nodes)
-    hosts = {host.name: host for host in launch.hosts}
-    return replace(launch, hosts=tuple(hosts[node.name] for node in ordered)), ordered

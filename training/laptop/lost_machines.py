@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import FrameType
 
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
@@ -18,19 +14,11 @@ from inventory.renting import members, tags
 from inventory.renting.plan import RentalWish, plan_up
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.laptop import attach, rental, runs
-from training.laptop.follow import RunLook
-from training.laptop.head_node import HeadError
+from training.laptop import runs
 from training.laptop.open_cluster import Session
-from training.run.causes import CauseKind
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
 from training.text.counts import HOUR, added, money
-
-LOSSES: frozenset[CauseKind] = frozenset(
-    {"reclaimed", "node_lost", "peer_lost", "not_ready", "not_launched", "hung", "unheard"}
-)
-"""Causes behind which a machine may be gone."""
 
 
 class MachinesLeft(Enum):
@@ -105,42 +93,6 @@ class LostMachines:
 
 def _are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
-
-
-def followed(cluster: Session, run_id: str) -> RunLook | None:
-    """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
-    a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is gone."""
-    try:
-        with signals_as_ctrl_c():
-            if (seen := attach.attach(cluster.head, run_id)) is None:
-                rental.print_release_time(cluster)
-    except HeadError as error:
-        standing = print_lost_machines(cluster, run_id)
-        if standing is MachinesLeft.WITHOUT_HEAD or _head_is_another(cluster):
-            gone = "which is gone: deleted by fab down, or taken back by the cloud"
-            raise HeadError(f"{run_id} ended with {members.HEAD}, {gone}") from error
-        if standing is MachinesLeft.ALL:
-            rental.print_release_time(cluster)
-        raise
-    return seen
-
-
-def _head_is_another(cluster: Session) -> bool:
-    """Whether the machine that this command began with is gone, though one of its name may be there again."""
-    if not (cluster.settings and cluster.settings.is_rented and cluster.nodes[0].machine_id):
-        return False
-    try:
-        return not open_cloud(cluster.settings).instances(ids=[cluster.nodes[0].machine_id])
-    except InventoryError:
-        return False
-
-
-def print_outcome_and_losses(cluster: Session, run_id: str, seen: RunLook) -> None:
-    """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
-    `attach.print_outcome` does."""
-    lost = seen.status and seen.status.cause.kind in LOSSES
-    all_stand = not lost or print_lost_machines(cluster, run_id) is MachinesLeft.ALL
-    attach.print_outcome(cluster.head, run_id, seen, ways_told=not all_stand)
 
 
 def print_lost_machines(cluster: Session, run_id: str) -> MachinesLeft:
@@ -239,34 +191,3 @@ def _price(cloud: Cloud, settings: Settings, wish: RentalWish) -> tuple[str, str
     if not plan.quotes:
         return "", ""
     return money(plan.hour, plan.quotes[0].price.currency, HOUR), ""
-
-
-ENDING = (signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def signals_as_ctrl_c() -> Iterator[None]:
-    """Inside, the first of these signals raises KeyboardInterrupt and others are not heard; then this program ends by
-    that signal after all, so that whoever waits for it sees what ended it. One that is ignored, as under nohup, stays
-    so."""
-    mine = [each for each in ENDING if signal.getsignal(each) is signal.SIG_DFL]
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        for each in mine:
-            signal.signal(each, signal.SIG_IGN)
-        heard.append(number)
-        raise KeyboardInterrupt
-
-    for each in mine:
-        signal.signal(each, hear)
-    try:
-        yield
-    finally:
-        for each in mine:
-            signal.signal(each, signal.SIG_DFL)
-        if heard:
-            try:
-                sys.stdout.flush()
-            finally:  # also where the terminal is gone
-                signal.raise_signal(heard[0])

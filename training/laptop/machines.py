@@ -15,8 +15,8 @@ from inventory.nodes import Node, price_of, static_nodes
 from inventory.settings import Settings
 from training.cost.cards import SAME_MEMORY, card_bytes, card_named, same_kind, sustained_flops, unknown_card
 from training.cost.memory import GIB
-from training.laptop import measurements, preparing
-from training.laptop.measurements import Measurements
+from training.laptop import preparing
+from training.laptop.preparing import Measurements
 from training.plan.calibration import Calibration, Ranks
 from training.plan.facts import Card, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.machines import PlannedMachines
@@ -222,12 +222,12 @@ def machines(
     where that stands. Raises LaunchError where nothing says which cards it has."""
     ranks, per_node = sum(fleet.slots), max(fleet.slots)
     if known is None:
-        known = measurements.known(settings.name, fleet.head if measured else None)
+        known = preparing.measurements_of(settings.name, fleet.head if measured else None)
     made = known.calibration
     cards = _cards(settings, fleet, made, model)
     stands = measured and fleet.head is not None
     whose = Ranks(settings.name, ranks, tuple(dict.fromkeys(card.name for card in cards)), fleet.names)
-    link = preparing.known(whose if stands else None, fleet.nodes, fleet.line_rate_gbps, made, checks=known.checks)
+    link = preparing.link_speed(whose if stands else None, fleet.nodes, fleet.line_rate_gbps, made, checks=known.checks)
     ram_bytes = None if fleet.ram_gib is None else fleet.ram_gib * GIB
     if ram_bytes is None and stands and made:
         ram_bytes = made.ram(cards[0].name if cards else None)

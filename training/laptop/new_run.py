@@ -1,123 +1,43 @@
-"""A new run on a head, or one that goes on: why it may not start, what it ships, its supervisor started."""
+"""The folder of a run on a head: its id, what is shipped there, and the earlier adapter that it begins with."""
 
 from __future__ import annotations
 
 import io
 import json
+import secrets
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from inventory.shown import clock
-from training.laptop import rental, runs
-from training.laptop.follow import print_detached
-from training.laptop.head_node import Head, HeadError
-from training.laptop.on_head import fs, machines
+from training.data.file_names import NAMES, names_text
+from training.data.hub import POINTER, HubDataSet
+from training.data.readers import DataSummary, check
+from training.data.sample import CURE, DataError
+from training.data.shapes import refuse_other_goal
+from training.data.source import Data, can_check_here, data_of, given, placed
+from training.laptop import runs
+from training.laptop.head_node import Head, HeadError, HereHead
+from training.laptop.on_head import fs, run_folders
 from training.laptop.open_cluster import Session
-from training.laptop.starting import (
-    StartLock,
-    discard_run,
-    hold_start_lock,
-    in_the_way,
-    remove_abandoned,
-    reserve_run_id,
-    under_way,
-)
-from training.run import notices as reclaim
-from training.run.folder import LAUNCH, PLAN
+from training.laptop.start_lock import locked_start
+from training.models import tiny
+from training.recipe.base import TINY
+from training.recipe.reading import parse_recipe
+from training.recipe.recipe import Recipe
+from training.recipe.tables import DPO, Lora
+from training.run.folder import LAUNCH, LOCAL_RUNS, PLAN, checkpoint_folder, is_run_id, new_run_id
+from training.run.history import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
 from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
-from training.run.notices import RECORD, DiskRecord, parse_record
-from training.text.problems import FAILED
+from training.text.files import ADAPTER_WEIGHTS, STATE, SUMS, bounded_json, parse_sums
 
-
-def refuse_second(head: Head) -> None:
-    """LaunchError where a run is going on or about to: two would share GPUs and ports."""
-    if run_id := under_way(head):
-        raise LaunchError(in_the_way(head, run_id))
-    refuse_active(head)
-
-
-def refuse_active(head: Head) -> None:
-    """LaunchError where a run is going on."""
-    if run_id := runs.active(head):
-        raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}")
-
-
-def refuse_unfinished(head: Head, run_id: str, instead: str) -> None:
-    """LaunchError where this run is going on: what it has learned by now is not yet what it will have. `instead`: what
-    is possible meanwhile."""
-    if runs.look(head, run_id).active:
-        raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}; {instead}")
-
-
-def wait_or_end(head: Head, run_id: str) -> str:
-    """What to do about a run that is in the way."""
-    return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"
-
-
-MOST_NOTICES = 100
-
-
-def under_notice(cluster: Session) -> list[reclaim.Notice]:
-    """The nodes of which the cloud has said that it takes them back, as the head knows; the soonest first."""
-    if cluster.head.here:
-        return []
-    head, nodes = cluster.head, [node.name for node in cluster.nodes]
-    told = head.ask(fs.newest_texts, reclaim.FOLDER, "*.json", MOST_NOTICES)
-    return reclaim.pending(reclaim.parse_notices(told), nodes, head.ask(machines.now))
-
-
-def who_goes(notices: Sequence[reclaim.Notice]) -> str:
-    """Which machines go and when, by this machine's clock."""
-    return reclaim.words(notices, lambda at: clock(datetime.fromtimestamp(at, UTC)))
-
-
-class MachineAway(LaunchError):
-    """A machine that a run would use is stopped, or the cloud takes it back."""
-
-    exit_code = FAILED
-
-
-def refuse_leaving(cluster: Session) -> None:
-    """MachineAway where a node is stopped, or the cloud has said that it takes it back: a run would end at once."""
-    if stopped := ", ".join(node.name for node in cluster.nodes if node.stopped):
-        raise MachineAway(f"stopped: {stopped}; fab up starts what is stopped")
-    if soon := under_notice(cluster):
-        without_head = cluster.head.name in {notice.node for notice in soon}
-        way = (
-            f"when it is gone: {reclaim.ALL_AGAIN}, then this command again"
-            if without_head
-            else "when it is gone, this command starts on the machines that are left; "
-            f"to start on all of them, first: {reclaim.ALL_AGAIN}"
-        )
-        raise MachineAway(f"{who_goes(soon)}: nothing is started; {way}")
-
-
-def refuse_other_disk(cluster: Session) -> None:
-    """LaunchError where the head's /data is another cluster's, or not on the disk it was on at the last base deploy."""
-    head = cluster.head
-    if head.here or (record := disk_record(head)) is None:
-        return
-    deploy = f"run the base deploy: {cluster.deploy}"
-    if record.cluster != cluster.name:
-        raise LaunchError(f"/data on {head.name} is of the cluster {record.cluster!r}, not {cluster.name!r}; {deploy}")
-    if cluster.disk and record.disks[-1] != cluster.disk:
-        raise LaunchError(
-            f"{head.name} has the data disk {cluster.disk}, but its /data is set up as {record.disks[-1]}; {deploy}"
-        )
-
-
-def disk_record(head: Head) -> DiskRecord | None:
-    """Whose data disk the head has; None where it does not say."""
-    return parse_record(head.ask(fs.text, head.runs.parent / RECORD) or "")
-
-
+TRIES = 10
+"""Seconds after `now` that an id may bear where others have taken the earlier ones."""
 SOURCE = Path(__file__).parents[1]
 STAYS = "laptop"
 """The folder that no node needs."""
@@ -180,35 +100,19 @@ def pack(files: Mapping[str, Path | str], archive: Path) -> None:
 
 
 @contextmanager
-def start_lock(cluster: Session) -> Iterator[StartLock]:
-    """Inside, nobody else starts anything on the head, no run is going on there, and what is started can stay: no node
-    is about to be taken back, and the head's disk is this cluster's own. After Ctrl-C it is said that what was started
-    goes on, or that nothing was. Raises LaunchError."""
-    with hold_start_lock(cluster.head) as lock:
-        refuse_active(cluster.head)
-        refuse_leaving(cluster)
-        refuse_other_disk(cluster)
-        remove_abandoned(cluster.head)
-        try:
-            yield lock
-        except KeyboardInterrupt:
-            if lock.started:
-                print_detached(lock.started, cluster.head.here)
-            else:
-                print("nothing was started", flush=True)
-                rental.print_release_time(cluster, goes_on=False)
-            raise
-
-
-@contextmanager
 def new_run_folder(head: Head, name: str, now: datetime) -> Iterator[str]:
-    """The id of a new run, whose folder is made; nothing of it is left where it was not started inside."""
-    mine = reserve_run_id(head, name, now)
+    """The id of a new run, whose folder is made: whoever makes it has the id. Nothing of it is left where it was not
+    started inside. Raises HeadError."""
+    token = secrets.token_hex(16)
+    ids = [new_run_id(name, now + timedelta(seconds=later)) for later in range(TRIES)]
+    run_id = head.ask(run_folders.reserve, head.runs, ids, token)
+    if run_id not in ids:
+        raise HeadError(f"{head.name}: no folder {ids[0]} could be made at {head.runs}, nor one of the next {TRIES} s")
     try:
-        yield mine.run_id
+        yield run_id
     finally:
         with suppress(HeadError):  # the reason is being raised already
-            discard_run(head, mine)
+            head.ask(run_folders.discard, head.runs / run_id, token)
 
 
 def start_ranks(
@@ -222,7 +126,7 @@ def start_ranks(
 ) -> Launch:
     """Start ranks that are no training as trainings are started. `kind`: what their run id begins with."""
     head = cluster.head
-    with start_lock(cluster) as lock, new_run_folder(head, kind, now) as run_id:
+    with locked_start(cluster) as lock, new_run_folder(head, kind, now) as run_id:
         launch = cluster.launch(run_id, module)
         launch = replace(launch, env={**launch.env, **(env or {})})
         plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
@@ -263,3 +167,170 @@ def upload(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
         archive = Path(folder) / f"spotune-{launch.run_id}.tar.gz"
         pack(files, archive)
         head.put(archive, Path(launch.run_dir))
+
+
+IN_THE_WEIGHTS = ("base_model", "tuning", *(f"lora.{key}" for key in Lora.model_fields if key != "dropout"))
+"""Keys of a recipe on which depend which tensors an adapter has, and what they mean."""
+
+
+@dataclass(frozen=True)
+class EarlierAdapter:
+    """The adapter of a run as a fetch would bring it, and all that is said of it."""
+
+    head: Head
+    """Where it lies: where the new run will be, or this machine."""
+    stages: tuple[EarlierStage, ...]
+    """The last one is it."""
+    base_model: str
+    """Hash of its base model's files."""
+    recipe_text: str
+
+    @property
+    def run_id(self) -> str:
+        return self.stages[-1].run_id
+
+    @property
+    def weights(self) -> Path:
+        """On its head."""
+        stage = self.stages[-1]
+        return self.head.runs / stage.run_id / checkpoint_folder(stage.step) / "adapter" / ADAPTER_WEIGHTS
+
+    def recipe(self, overrides: Mapping[str, str]) -> Recipe:
+        """Its run's own recipe, with `overrides`. Raises RecipeError."""
+        return parse_recipe(self.recipe_text, overrides, f"recipe of {self.run_id}")
+
+    def refuse_other(self, recipe: Recipe) -> None:
+        """LaunchError where a recipe has another adapter, or one on another model; where it needs this adapter twice,
+        once to learn and once as it was."""
+        self._refuse_as_reference(recipe)
+        mine, wanted = self.recipe({}).compute_keys(), recipe.compute_keys()
+        if differs := [key for key in IN_THE_WEIGHTS if mine.get(key) != wanted.get(key)]:
+            differences = ", ".join(f"{key} {mine.get(key)}, not {wanted.get(key)}" for key in differs)
+            raise LaunchError(
+                f"--from-adapter {self.run_id}: it has {differences}; an adapter goes on as it is: leave --model out "
+                "to take its own recipe"
+            )
+
+    def refuse_other_base(self, base_model: str) -> None:
+        """LaunchError where this is another base model's hash."""
+        if self.base_model != base_model:
+            raise LaunchError(
+                f"--from-adapter {self.run_id}: it was trained on another base model ({self.base_model[:12]}) than "
+                f"the one that lies there ({base_model[:12]})"
+            )
+
+    def _refuse_as_reference(self, recipe: Recipe) -> None:
+        """The reference of goal dpo is the policy that a stage begins with (arXiv 2305.18290, section 4); with the
+        adapter off it would be the base model without what the earlier run has learned."""
+        if recipe.is_dpo:
+            home = "--here" if self.head.here else "--fetch"
+            here = " --here" if self.head.here else ""
+            raise LaunchError(
+                f"--from-adapter {self.run_id}: goal = {DPO} needs what {self.run_id} has learned as its reference "
+                f"too, unchanged; make it a model: fab merge {home} --run {self.run_id}, then fab train --model "
+                f"./{LOCAL_RUNS}/{self.run_id}/merged --data FILE --set goal={DPO}{here}"
+            )
+
+    def put(self, head: Head, launch: Launch) -> None:
+        """Weights and record into a new run's folder, compared with their checksum. Raises LaunchError."""
+        files: dict[str, Path | str] = {RECORD: record_text(self.stages)}
+        if self.head is head:
+            head.ask(fs.copy, self.weights, f"{launch.run_dir}/{WEIGHTS}")
+        else:
+            files[WEIGHTS] = self.weights
+        upload(head, launch, files)
+        wanted = self.stages[-1].adapter
+        if head.ask(fs.sha256, f"{launch.run_dir}/{WEIGHTS}") != wanted:
+            raise LaunchError(f"--from-adapter {self.run_id}: {self.weights} is damaged on {self.head.name}")
+
+
+def find_earlier(head: Head, run_id: str) -> EarlierAdapter:
+    """The adapter of a run on the head, else of one that was fetched. LaunchError where neither has it."""
+    if not is_run_id(run_id):
+        raise LaunchError(f"--from-adapter {run_id}: the id of a run is expected, as fab status lists them")
+    for place in (head, HereHead(LOCAL_RUNS)):
+        if (step := runs.checkpoint_step(place, run_id)) is not None:
+            return _read(place, run_id, step)
+    raise LaunchError(f"--from-adapter {run_id}: no checkpoint of it is on {head.name} or below {LOCAL_RUNS.resolve()}")
+
+
+def _read(head: Head, run_id: str, step: int) -> EarlierAdapter:
+    folder = checkpoint_folder(step)
+    try:
+        sums = parse_sums(runs.file_of(head, run_id, f"{folder}/{SUMS}"))
+        state = bounded_json(runs.file_of(head, run_id, f"{folder}/{STATE}"))
+        before = parse_record(head.ask(fs.text, head.runs / run_id / RECORD) or "")
+        digest = sums.get(f"adapter/{ADAPTER_WEIGHTS}")
+        if digest is None:
+            raise LaunchError(f"--from-adapter {run_id}: it trained the whole model, there is no adapter to go on with")
+        stage = EarlierStage(run_id, step, digest, str(state["data"]))
+        return EarlierAdapter(head, (*before, stage), str(state["base_model"]), runs.recipe_text(head, run_id))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LaunchError(f"--from-adapter {run_id}: its checkpoint step-{step} cannot be read: {error}") from error
+
+
+TRAIN = "data/train"
+"""Of a run folder: what its data are called there, but for the suffix of a single file."""
+KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What the user gave: its files by their place in the run folder, and what they hold where that is known here."""
+
+    files: Mapping[str, Path | str]
+    summary: DataSummary | None = None
+    skip_bad: bool = False
+    """Records that cannot be used are left out."""
+    data: Data | None = None
+    """The files of this machine; None for a data set of the Hub."""
+    dataset: HubDataSet | None = None
+    """The data set of the Hub that the head downloads."""
+
+    @property
+    def from_hub(self) -> bool:
+        return self.dataset is not None
+
+    @property
+    def shipped(self) -> dict[str, Path | str]:
+        """The files, with what the user calls them."""
+        names = {f"data/{NAMES}": names_text(self.files, self.data.source, "data/")} if self.data else {}
+        return {**self.files, **names}
+
+
+@contextmanager
+def checked_data(recipe: Recipe, data: Sequence[str] = (), skip_bad: bool = False) -> Iterator[TrainingData]:
+    """`training_data`, for as long as the `with` lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield training_data(recipe, data, Path(folder), skip_bad)
+
+
+@contextmanager
+def files_of(data: Sequence[str], goal: str) -> Iterator[TrainingData]:
+    """The data as they are given, unchecked, for as long as the `with` lasts; those of `tiny` where none are."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield _placed_data(data, Path(folder), goal)
+
+
+def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: bool = False) -> TrainingData:
+    """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
+    head. `tiny` has its own, made into `folder`. Raises DataError."""
+    if not data and recipe.base_model != TINY:
+        raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
+    unchecked = _placed_data(data, folder, recipe.goal)
+    read = unchecked.data if unchecked.data and can_check_here(unchecked.data) else None
+    summary = check(read, skip_bad, CURE) if read else None
+    if summary:
+        refuse_other_goal(summary.shape, recipe.goal)
+    return replace(unchecked, summary=summary, skip_bad=skip_bad)
+
+
+def _placed_data(data: Sequence[str], folder: Path, goal: str) -> TrainingData:
+    source = given(data)
+    if isinstance(source, HubDataSet):
+        return TrainingData({f"{TRAIN}{POINTER}": str(source)}, dataset=source)
+    if source is None:
+        source = folder / "train.jsonl"
+        tiny.write_data(source, goal)
+    suffix = "" if isinstance(source, tuple) or source.is_dir() else source.suffix.lower()
+    return TrainingData(placed(source, f"{TRAIN}{suffix}"), data=data_of(source))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import inf
 from pathlib import Path
 
 from inventory import ssh
@@ -20,9 +21,23 @@ from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
 from inventory.setting_types import NoCluster
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
+from training.laptop import head_node
 from training.laptop.head_node import Head, HereHead, RemoteHead
+from training.laptop.on_head import machines
+from training.laptop.on_head.machines import HardwareAnswer
+from training.plan.facts import Card, NodeHardware, slowest_first
 from training.run.folder import DATA_DISK, LOCAL_RUNS, was_made_in
-from training.run.launch import ENV_FOLDER, VISIBLE, Host, Launch, LaunchError, debug_env, here_env, rank_env
+from training.run.launch import (
+    ENV_FOLDER,
+    VISIBLE,
+    Host,
+    Launch,
+    LaunchError,
+    debug_env,
+    here_env,
+    rank_env,
+)
+from training.text.files import figure_in
 
 TRAINS_HERE = "--here trains on this machine"
 LOOKS_HERE = "--here looks at the data on this machine"
@@ -231,3 +246,35 @@ def here_gpus(devices: Path = Path("/dev"), torch: Path | None = None) -> list[s
         return gpus
     named = [name.strip() for name in os.environ[VISIBLE].split(",")]
     return list(takewhile(lambda name: name not in {"", "-1"}, named))[: len(gpus)]  # as CUDA reads it
+
+
+def hardware_of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
+    """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
+
+    Where the ranks compute on the CPU no node has cards, whatever it has.
+    """
+    first, *others = launch.hosts
+    names = [host.name for host in others]
+    answer = head.ask(machines.hardware_of_all, names, launch.data_disk, list(head_node.ARGV), head_node.code())
+    its = _hardware(first.name, answer["own"])
+    hardware = {name: _hardware(name, answer) for name, answer in answer["others"].items()}
+    nodes = [replace(hardware.get(host.name, its), name=host.name, slots=host.slots) for host in launch.hosts]
+    on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
+    return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)
+
+
+def _hardware(name: str, answer: HardwareAnswer) -> NodeHardware:
+    disk_free = inf if answer["disk_free"] is None else max(0.0, answer["disk_free"])
+    return NodeHardware(name, 1, tuple(map(_card, answer["cards"])), max(0.0, answer["ram_bytes"]) or inf, disk_free)
+
+
+def _card(line: str) -> Card:
+    name, _, mib = line.rpartition(",")
+    return Card(name.strip(), figure_in(mib) * 2**20 or inf)
+
+
+def with_slowest_first(launch: Launch, nodes: tuple[NodeHardware, ...]) -> tuple[Launch, tuple[NodeHardware, ...]]:
+    """The launch with nodes of different cards in the order that suits the stages of a model; the head stays first."""
+    ordered = slowest_first(nodes)
+    hosts = {host.name: host for host in launch.hosts}
+    return replace(launch, hosts=tuple(hosts[node.name] for node in ordered)), ordered

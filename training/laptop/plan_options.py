@@ -12,9 +12,9 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.shape import ModelShape, PlanError, known_shape
 from training.laptop import data_size
 from training.laptop.data_size import Size, size_of
+from training.laptop.derived import folder_faults
 from training.laptop.machines import Fleet, fleet, machines
-from training.laptop.measurements import known
-from training.laptop.models.wanted import folder_faults
+from training.laptop.preparing import measurements_of
 from training.models.names import is_listed, typed
 from training.plan.machines import PlannedMachines, with_network
 from training.plan.notes import SETTING, mixture_notes
@@ -24,7 +24,7 @@ from training.text.counts import many
 from training.text.deferred import deferred
 
 with deferred():
-    from training.laptop.models import counting
+    from training.laptop import derived
 
 ABOVE_0 = "it has to be above 0, and finite"
 
@@ -97,7 +97,7 @@ def plan_question(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQue
     if wish.line_rate_gbps:
         planned_fleet = replace(planned_fleet, line_rate_gbps=wish.line_rate_gbps, own=False)
     as_it_is = planned_fleet.own or not (wish.cards or wish.line_rate_gbps)
-    measured = known(settings.name, planned_fleet.head if as_it_is else None)
+    measured = measurements_of(settings.name, planned_fleet.head if as_it_is else None)
     at = with_network(machines(settings, planned_fleet, as_it_is, measured, shlex.quote(typed(recipe))))
     faults = folder_faults(settings.models.names, sent_before=planned_fleet.head is not None)
     notes = (*planned_fleet.notes, *measured.notes, *data_size.too_small(settings, recipe, shape), *faults)
@@ -124,8 +124,8 @@ def subject(recipe: Recipe, wish: PlanWish) -> tuple[ModelShape, Size | None]:
 
 def _shape(recipe: Recipe) -> ModelShape | None:
     base = recipe.base_model
-    derived = recipe.name == base.own_name and not is_listed(recipe)  # no file was edited to say so
-    return known_shape(base) or (counting.counted(base) if base.folder or derived else None)
+    is_derived = recipe.name == base.own_name and not is_listed(recipe)  # no file was edited to say so
+    return known_shape(base) or (derived.counted(base) if base.folder or is_derived else None)
 
 
 def amount(flag: str, text: str) -> float:

@@ -18,12 +18,12 @@ from inventory.settings import Settings, settings_path
 from training.cost.cards import lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
 from training.cost.zero import part_misfit
-from training.laptop import data_size, measurements
+from training.laptop import data_size, preparing
 from training.laptop.data_size import Size
+from training.laptop.derived import folder_faults
 from training.laptop.machines import Fleet, card_of, fleet, machines
-from training.laptop.measurements import Measurements
-from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import PlanWish, subject
+from training.laptop.preparing import Measurements
 from training.models.names import typed
 from training.plan.frontier import Offered, RentOption, has_rows, rows, ways
 from training.plan.notes import mixture_notes
@@ -83,7 +83,7 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
         raise PlanError("--price-per-hour is for listed machines: with --rent the cloud says its prices")
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.cards or wish.line_rate_gbps)
-    known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
+    known = preparing.measurements_of(settings.name, static_nodes(settings)[0] if stands else None)
     offers: tuple[OnOffer, ...] = ()
     notes = (*mixture_notes(shape), *known.notes)
     if settings.is_listed:

@@ -12,14 +12,14 @@ from inventory.errors import InventoryError
 from inventory.renting import lease, report
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.laptop import asking, runs
+from training.laptop import head_node, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.run.notices import FOLDER, RELEASE, release_text
 
 _MODEL = "'[/]data/models/'"
-_QUESTIONS = f"'{asking.PACKAGE.replace('.', '[.]')}'"
+_QUESTIONS = f"'{head_node.PACKAGE.replace('.', '[.]')}'"
 _SESSIONS = """ps -eo pid=,ppid=,cgroup:200=,comm= | awk -v own=$$ -v asked="$(echo $(pgrep -f QUESTIONS))" '
     { pid = $1; parent[pid] = $2; group[pid] = $3; $1 = $2 = $3 = ""; name[pid] = substr($0, 4) }
     END {

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import read_outline
-from training.laptop import base_model, head_node, new_run, preparing, rental, runs
-from training.laptop.follow import mean_step_s
+from training.laptop import base_model, follow, new_run, open_cluster, preparing, rental, runs, start_lock
 from training.laptop.head_node import Head, HeadError
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
+from training.laptop.run_look import mean_step_s
 from training.laptop.start_run import planned_s
 from training.plan.facts import NodeHardware, machines_of, rank_cards
 from training.plan.machines import PlannedMachines, Workload
@@ -38,18 +38,21 @@ OTHER_TENSORS = (
 def resume(
     cluster: Session,
     run_id: str | None,
-    model: str | None,
+    recipe: str,
     overrides: Mapping[str, str],
     *,
     force: bool,
 ) -> str:
-    """Start a run again from its newest checkpoint. Raises LaunchError where it is finished, and gets no more steps.
+    """Start a run again from its newest checkpoint; without an id the newest (of a recipe). Raises LaunchError where it
+    is finished, and gets no more steps.
 
     `overrides` change its recipe; what decides what is computed only by `force`.
     """
     head = cluster.head
     longer = bool(force and overrides.keys() & {"steps", "epochs"})
-    run_id = runs.newest_with_checkpoint(head, run_id, model, to_resume=not longer)
+    run_id, note = runs.newest_with_checkpoint(head, run_id, recipe, to_resume=not longer)
+    if note:
+        print(note, flush=True)
     if head.here:
         runs.read_launch(head, run_id)  # of a run that was fetched nothing else is looked at
     if runs.look(head, run_id).state == "finished" and not longer:
@@ -58,7 +61,7 @@ def resume(
             f"{run_id} is finished; what it learned: fab fetch --run {where}; "
             f"more of it: fab train --resume {where} --force --steps N"
         )
-    with new_run.start_lock(cluster) as lock:
+    with start_lock.locked_start(cluster) as lock:
         lock.start(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
     return run_id
 
@@ -75,10 +78,10 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     launch = new_run.resumed_launch(cluster, run_id, force)
     was = _read(runs.recipe_text(head, run_id))
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
-    launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))
+    launch, nodes = open_cluster.with_slowest_first(launch, open_cluster.hardware_of_nodes(head, launch))
     change = fitted(cluster, launch, nodes, change, step=step, overridden=overrides.keys())
     rental.extend(cluster, left_s(head, launch, change, step))
-    runs.wait_for_reports(head, run_id)
+    follow.wait_for_reports(head, run_id)
     if (home := notices.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
         print(f"{LOCAL_RUNS}/{run_id} has step {home} already, the head step {step}: what is between is learned again")
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
@@ -168,7 +171,7 @@ def fitted(
 def machines_now(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:
     """Where a run would go on, as the nodes are and as fast as was measured."""
     per_node, ram_bytes = max(host.slots for host in launch.hosts), min(node.ram_bytes for node in nodes)
-    known = preparing.known_of(cluster, launch, nodes)
+    known = preparing.measured_speeds(cluster, launch, nodes)
     return machines_of(rank_cards(nodes), launch.world_size, per_node, ram_bytes, known)
 
 

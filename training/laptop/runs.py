@@ -7,15 +7,15 @@ import os
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training.laptop.follow import RunLook, follow, read_look, read_looks
 from training.laptop.head_node import Head, HeadError
 from training.laptop.on_head import fs, run_folders
 from training.laptop.open_cluster import launch_here
-from training.laptop.starting import under_way
+from training.laptop.run_look import RunLook, read_look, read_looks
 from training.run.checkpoint_files import wanted_step
 from training.run.events import EVENTS, Told, parse_rows
 from training.run.folder import (
@@ -101,49 +101,49 @@ def all_runs(head: Head) -> list[RunLook]:
     return read_looks(head.ask(run_folders.looks, head.runs, head.here))
 
 
-def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
-    """The run asked for, else the newest one (of a recipe). Raises LaunchError where there is none."""
-    known = [seen.run_id for seen in all_runs(head)]
-    if run_id is not None:
-        if run_id not in known:
-            newest = f"the newest of {len(known)}" if len(known) > MOST_NAMED else "known"
-            named = ", ".join(known[-MOST_NAMED:]) or "none"
-            raise LaunchError(f"no run {run_id!r} on {head.name}; {newest}: {named}")
-        return run_id
-    wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and is_training(known_id))]
-    wanted = _own(head, wanted)
-    if not wanted:
-        raise LaunchError(f"no run{f' of {recipe}' if recipe else ''} on {head.name} yet")
-    return wanted[-1]
+def find(head: Head, run_id: str | None) -> str:
+    """The run asked for, else the newest training. Raises LaunchError where there is none."""
+    looks = all_runs(head)
+    if run_id is None:
+        return _trainings(head, looks)[-1].run_id
+    known = [each.run_id for each in looks]
+    if run_id not in known:
+        newest = f"the newest of {len(known)}" if len(known) > MOST_NAMED else "known"
+        named = ", ".join(known[-MOST_NAMED:]) or "none"
+        raise LaunchError(f"no run {run_id!r} on {head.name}; {newest}: {named}")
+    return run_id
 
 
 def newest_with_checkpoint(
-    head: Head, run_id: str | None, recipe: str | None = None, *, to_resume: bool = False
-) -> str:
-    """As `find`; where the newest run has no checkpoint, the one other run that has, which is named. `to_resume`: one
-    that is finished does not count. Raises LaunchError where several have."""
-    newest = find(head, run_id, recipe)
+    head: Head, run_id: str | None, recipe: str = "", *, to_resume: bool = False
+) -> tuple[str, str]:
+    """The run asked for, else the newest training (of a recipe); where that has no checkpoint, the one other that has,
+    and a note which that is. `to_resume`: one that is finished does not count. Raises LaunchError where several have.
+    """
     if run_id is not None:
-        return newest
-    looks = {seen.run_id: seen for seen in all_runs(head)}
-    learned = with_checkpoint(head)
-    same = _own(head, [name for name in looks if (recipe_of(name) == recipe if recipe else is_training(name))])
-    others = [name for name in same if name in learned and not (to_resume and looks[name].state == "finished")]
-    if newest in learned or not others:
-        return newest
-    state = "is going on and has" if looks[newest].active else "ended with"
-    reason = f"{newest}, the newest run, {state} no checkpoint"
+        return find(head, run_id), ""
+    trainings, saved = _trainings(head, all_runs(head), recipe), with_checkpoint(head)
+    newest = trainings[-1]
+    others = [
+        each.run_id for each in trainings if each.run_id in saved and not (to_resume and each.state == "finished")
+    ]
+    if newest.run_id in saved or not others:
+        return newest.run_id, ""
+    state = "is going on and has" if newest.active else "ended with"
+    reason = f"{newest.run_id}, the newest run, {state} no checkpoint"
     if len(others) > 1:
         raise LaunchError(f"{reason}; these have one, say which: {', '.join(reversed(others[-5:]))}")
-    print(f"{reason}: taking {others[0]}", flush=True)
-    return others[0]
+    return others[0], f"{reason}: taking {others[0]}"
 
 
-def _own(head: Head, run_ids: list[str]) -> list[str]:
-    """On this machine all but those that were fetched, where there are others: nothing of what was is run here."""
-    if not head.here:
-        return run_ids
-    return [each for each in run_ids if not was_fetched_to(head.runs / each)] or run_ids
+def _trainings(head: Head, looks: Sequence[RunLook], recipe: str = "") -> list[RunLook]:
+    """Those of a recipe, else all; on this machine without those that were fetched, unless there are no others: nothing
+    of what was fetched is run here. Raises LaunchError where there are none."""
+    trainings = [each for each in looks if (recipe_of(each.run_id) == recipe if recipe else is_training(each.run_id))]
+    if not trainings:
+        raise LaunchError(f"no run{f' of {recipe}' if recipe else ''} on {head.name} yet")
+    made_here = [each for each in trainings if not (head.here and was_fetched_to(head.runs / each.run_id))]
+    return made_here or trainings
 
 
 def with_checkpoint(head: Head) -> frozenset[str]:
@@ -165,11 +165,6 @@ def active(head: Head) -> str:
 def running_or_starting(head: Head) -> str:
     """The run that is going on there, or on its way to; empty where none is."""
     return under_way(head) or active(head)  # in this order: meanwhile the one becomes the other
-
-
-def wait_for_reports(head: Head, run_id: str) -> None:
-    """Of a run that is over: while they are made, its supervisor stands where the next one is to go."""
-    follow(lambda: look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
 
 
 def file_of(head: Head, run_id: str, name: str) -> str:
@@ -243,3 +238,18 @@ def whole_checkpoint(head: Head, run_id: str) -> tuple[int | None, list[int]]:
     folder, either = head.runs / run_id / CHECKPOINTS, [list(ADAPTER), [MODEL_CONFIG]]
     answer = head.ask(run_folders.whole_checkpoint, folder, [OPTIMIZER, STATE], either)
     return answer["whole"], answer["damaged"]
+
+
+def under_way(head: Head) -> str:
+    """The run that is being prepared or started there, `a run` where it has no id yet; empty where none is. HeadError
+    where the head cannot tell."""
+    answer = head.ask(run_folders.starting, head.runs)
+    if answer is None:
+        return ""
+    run_ids = list(filter(is_run_id, answer))
+    return run_ids[-1] if run_ids else "a run"
+
+
+def in_the_way(head: Head, run_id: str) -> str:
+    """Why nothing can be started now."""
+    return f"{run_id} is being started on {head.name}; wait for it, or end it with Ctrl-C where it was started"

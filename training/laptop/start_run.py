@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from inventory.shown import shown
+from inventory.terminal import console, table
 from training.cost.shape import PlanError
-from training.data.file_names import NAMES, names_text
-from training.data.hub import POINTER, HubDataSet
-from training.data.readers import DataSummary, check
-from training.data.sample import CURE, DataError
-from training.data.shapes import refuse_other_goal
-from training.data.source import Data, can_check_here, data_of, given, ignored_files_note, placed
-from training.laptop import head_node, new_run, preparing, rental
-from training.laptop.base_model import find_base_model
-from training.laptop.earlier_adapter import EarlierAdapter
-from training.laptop.new_run import plan_text
-from training.laptop.open_cluster import Session
-from training.laptop.status import show_plan
-from training.models import tiny
+from training.data.source import ignored_files_note
+from training.laptop import new_run, preparing, rental
+from training.laptop.base_model import BaseModel, find_base_model
+from training.laptop.head_node import Head
+from training.laptop.new_run import EarlierAdapter, TrainingData, checked_data
+from training.laptop.open_cluster import TRAINS_HERE, Session, hardware_of_nodes, with_slowest_first
+from training.laptop.start_lock import locked_start
 from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.models.lock import LOCK, remember
 from training.models.names import LoadRecipe, Model, all_listed, load_recipe, resolve
 from training.plan.data_checks import for_rows, short_warmup, shortened
-from training.plan.facts import NodeHardware, read_facts
+from training.plan.facts import Facts, NodeHardware, read_facts
+from training.plan.fits import Severity
 from training.plan.predict import Plan, make_plan
-from training.recipe.base import TINY
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
@@ -44,11 +39,9 @@ from training.text.counts import many
 from training.text.deferred import deferred
 
 with deferred():
-    from training.laptop.models import derived
+    from training.laptop import derived
 
-TRAIN = "data/train"
-"""Of a run folder: what its data are called there, but for the suffix of a single file."""
-KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
+
 EQUALS = "＝"
 """The full-width sign that a Chinese keyboard gives."""
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
@@ -57,17 +50,22 @@ WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 def resolve_recipe(name: str, settings: Sequence[str], steps: str = "", epochs: str = "") -> Recipe:
     """The recipe that `--model` names, with `--set key=value`, `--steps` and `--epochs` applied; says what a short name
     means, and what is derived. Raises RecipeError and PlanError."""
+    return recipe_with(name, overrides_of(settings, steps, epochs))
+
+
+def recipe_with(name: str, overrides: Mapping[str, str]) -> Recipe:
+    """`resolve_recipe`, from what `overrides_of` gives."""
     if not name:
         raise RecipeError(f"say which model: --model NAME; {all_listed()}")
-    model, overrides = resolve(name), overrides_of(settings, steps, epochs)
-    tell_meaning(model)
+    model = resolve(name)
+    _print_note(meaning(model))
     return changed_recipe(_loader(model), overrides)
 
 
 def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
     """`resolve_recipe` for a look at data: where it is derived, the model is not counted. Raises RecipeError."""
     model, overrides = resolve(name), overrides_of(settings)
-    tell_meaning(model)
+    _print_note(meaning(model))
     recipe = changed_recipe(_loader(model, count=False), overrides)
     if not model.recipe and not {"epochs", "steps"} & overrides.keys():
         epochs = f"{EPOCHS} epochs, but {FEW_EPOCHS} from {MIDDLE / 1e9:g} billion parameters on"
@@ -75,12 +73,23 @@ def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
-def tell_meaning(model: Model) -> None:
-    """Print which recipe a short name means, and that a model of the Hub has none."""
+def recipe_name(name: str) -> str:
+    """What the recipe of a model is called, by which its runs are called too; empty where no model is named. Raises
+    RecipeError."""
+    model = resolve(name) if name else None
+    return (model.recipe or model.base.own_name) if model else ""
+
+
+def meaning(model: Model) -> str:
+    """Which recipe a short name means, or that a model of the Hub has none; empty where there is nothing to say."""
     if model.recipe and model.typed.lower() not in (model.recipe, model.base.name.lower()):
-        print(f"{model.typed}: that is {model.recipe} ({model.base})", file=sys.stderr)
-    elif not model.recipe and model.base.on_hub:
-        print(f"{model.typed} has no recipe: looking it up", file=sys.stderr)
+        return f"{model.typed}: that is {model.recipe} ({model.base})"
+    return f"{model.typed} has no recipe: looking it up" if not model.recipe and model.base.on_hub else ""
+
+
+def _print_note(note: str) -> None:
+    if note:
+        print(note, file=sys.stderr)
 
 
 def _loader(model: Model, *, count: bool = True) -> LoadRecipe:
@@ -126,71 +135,42 @@ def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> 
     return overrides | {key: amount for key, amount in (("steps", steps), ("epochs", epochs)) if amount != ""}
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """What the user gave: its files by their place in the run folder, and what they hold where that is known here."""
-
-    files: Mapping[str, Path | str]
-    summary: DataSummary | None = None
-    skip_bad: bool = False
-    """Records that cannot be used are left out."""
-    data: Data | None = None
-    """The files of this machine; None for a data set of the Hub."""
-    dataset: HubDataSet | None = None
-    """The data set of the Hub that the head downloads."""
-
-    @property
-    def from_hub(self) -> bool:
-        return self.dataset is not None
-
-    @property
-    def shipped(self) -> dict[str, Path | str]:
-        """The files, with what the user calls them."""
-        names = {f"data/{NAMES}": names_text(self.files, self.data.source, "data/")} if self.data else {}
-        return {**self.files, **names}
-
-
-@contextmanager
-def checked_data(recipe: Recipe, data: Sequence[str] = (), skip_bad: bool = False) -> Iterator[TrainingData]:
-    """`training_data`, for as long as the `with` lasts."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield training_data(recipe, data, Path(folder), skip_bad)
-
-
-@contextmanager
-def files_of(data: Sequence[str], goal: str) -> Iterator[TrainingData]:
-    """The data as they are given, unchecked, for as long as the `with` lasts; those of `tiny` where none are."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield _given(data, Path(folder), goal)
-
-
-def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: bool = False) -> TrainingData:
-    """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
-    head. `tiny` has its own, made into `folder`. Raises DataError."""
-    if not data and recipe.base_model != TINY:
-        raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
-    unchecked = _given(data, folder, recipe.goal)
-    read = unchecked.data if unchecked.data and can_check_here(unchecked.data) else None
-    summary = check(read, skip_bad, CURE) if read else None
-    if summary:
-        refuse_other_goal(summary.shape, recipe.goal)
-    return replace(unchecked, summary=summary, skip_bad=skip_bad)
-
-
-def _given(data: Sequence[str], folder: Path, goal: str) -> TrainingData:
-    source = given(data)
-    if isinstance(source, HubDataSet):
-        return TrainingData({f"{TRAIN}{POINTER}": str(source)}, dataset=source)
-    if source is None:
-        source = folder / "train.jsonl"
-        tiny.write_data(source, goal)
-    suffix = "" if isinstance(source, tuple) or source.is_dir() else source.suffix.lower()
-    return TrainingData(placed(source, f"{TRAIN}{suffix}"), data=data_of(source))
-
-
 def planned_s(predicted: Mapping[str, Any]) -> float:
     """Seconds a run takes by its plan; 0 where the plan does not know."""
     return 60 * float(predicted.get("minutes") or 0)
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """The flags of `fab train` for a new run; `overrides` as `overrides_of` gives them."""
+
+    model: str
+    data: Sequence[str]
+    overrides: Mapping[str, str]
+    from_adapter: str = ""
+    skip_bad: bool = False
+    dry: bool = False
+    anyway: bool = False
+
+    @property
+    def fits_resume(self) -> bool:
+        """Whether none but those is given that a resumed run takes too."""
+        return not (self.data or self.from_adapter or self.skip_bad or self.dry or self.anyway)
+
+
+@contextmanager
+def requested(wish: NewRun, open_session: Callable[[str], Session]) -> Iterator[tuple[Session, StartRequest]]:
+    """The cluster, and what to start there: its data are checked before the cluster is opened, unless an earlier
+    adapter is on it. `open_session`: see `open_cluster`, whose `instead` it takes."""
+    cluster = open_session("") if wish.from_adapter else None
+    earlier = new_run.find_earlier(cluster.head, wish.from_adapter) if cluster else None
+    if earlier and not wish.model:
+        recipe = changed_recipe(earlier.recipe, wish.overrides)
+    else:
+        recipe = recipe_with(wish.model, wish.overrides)
+    with checked_data(recipe, wish.data, wish.skip_bad) as checked:
+        request = StartRequest(recipe, checked, earlier, wish.overrides.keys(), wish.dry, wish.anyway)
+        yield cluster or open_session(TRAINS_HERE), request
 
 
 @dataclass(frozen=True)
@@ -211,72 +191,115 @@ class StartRequest:
 
 def start(cluster: Session, request: StartRequest, now: datetime) -> str:
     """Ship, prepare, plan and start a new run; gives its id, empty where only the plan was asked for. Raises PlanError
-    where the plan has errors: nothing is left then."""
-    with (
-        new_run.start_lock(cluster) as lock,
-        new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id,
-    ):
-        if launch := _prepare_start(cluster, run_id, request):
+    where the plan has errors: nothing is left then. What is started is a supervisor on the head
+    (training/node/supervision/supervise.py), which starts training/node/finetune.py as every rank."""
+    with locked_start(cluster) as lock, new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id:
+        launch = cluster.launch(run_id, "training.node.finetune")
+        launch, nodes = with_slowest_first(launch, hardware_of_nodes(cluster.head, launch))
+        base = _base_model(cluster, launch, request)
+        print(_what_starts(launch, request.data), flush=True)
+        _ship(cluster.head, launch, request, base)
+        plan = _plan(request, _prepared_facts(cluster, launch, request.data, nodes))
+        _show_decision(plan, request.dry)
+        if not request.dry:
+            launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
+            launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
+            rental.extend(cluster, planned_s(plan.predicted))
+            _ship_plan(cluster.head, launch, request.recipe, plan, base)
+            _pin(request.recipe, base)
             lock.start(launch)
     return lock.started
 
 
-def _prepare_start(cluster: Session, run_id: str, request: StartRequest) -> Launch | None:
-    """Ship, prepare and plan a run; None where only the plan was asked for."""
-    head, recipe, earlier, training_data = cluster.head, request.recipe, request.earlier, request.data
-    launch = cluster.launch(run_id, "training.node.finetune")
-    launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))
-    if earlier:
-        earlier.refuse_other(recipe)
-    base = find_base_model(head, recipe, launch, cluster.models)
-    if earlier:
-        earlier.refuse_other_base(str(base.record["hash"]))
-    records = many(training_data.summary.records, "record") if training_data.summary else "records counted there"
+def _base_model(cluster: Session, launch: Launch, request: StartRequest) -> BaseModel:
+    """The base model where the run will be. Raises LaunchError where an earlier adapter is not of it, or the recipe has
+    another adapter."""
+    if request.earlier:
+        request.earlier.refuse_other(request.recipe)
+    base = find_base_model(cluster.head, request.recipe, launch, cluster.models)
+    if request.earlier:
+        request.earlier.refuse_other_base(str(base.record["hash"]))
+    return base
+
+
+def _what_starts(launch: Launch, data: TrainingData) -> str:
+    """How many records on how many ranks, and which files are left out."""
+    records = many(data.summary.records, "record") if data.summary else "records counted there"
     ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
-    print(f"{run_id}: {records}, {ranks}", flush=True)
-    if training_data.data and (aside := ignored_files_note(training_data.data.source)):
-        print(shown(aside), flush=True)
-    new_run.upload_new_run(head, launch, {RECIPE: recipe.to_toml(), **base.files, **training_data.shipped})
-    if earlier:
-        earlier.put(head, launch)
-        print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
-    plan = _plan(cluster, launch, request, nodes)
-    if request.dry:
-        return None
-    launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
-    launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
-    rental.extend(cluster, planned_s(plan.predicted))
-    if plan.recipe != recipe:
-        new_run.upload(head, launch, {RECIPE: plan.recipe.to_toml()})
-    text = plan_text(launch, recipe.model_dir, str(base.record["hash"]), plan.data, plan.predicted)
-    new_run.upload(head, launch, {PLAN: text, **new_run.launch_files(launch)})
+    ignored = ignored_files_note(data.data.source) if data.data else ""
+    return f"{launch.run_id}: {records}, {ranks}" + (ignored and f"\n{shown(ignored)}")
+
+
+def _ship(head: Head, launch: Launch, request: StartRequest, base: BaseModel) -> None:
+    """Code, recipe and data into the run's folder, and the adapter that it begins with."""
+    files = {RECIPE: request.recipe.to_toml(), **base.files, **request.data.shipped}
+    new_run.upload_new_run(head, launch, files)
+    if request.earlier:
+        request.earlier.put(head, launch)
+        print(f"begins with {request.earlier.stages[-1].words}, and a new optimizer", flush=True)
+
+
+def _ship_plan(head: Head, launch: Launch, recipe: Recipe, plan: Plan, base: BaseModel) -> None:
+    """The plan, the recipe where the plan changed it, and the launch as the plan wants it."""
+    changed = {RECIPE: plan.recipe.to_toml()} if plan.recipe != recipe else {}
+    text = new_run.plan_text(launch, recipe.model_dir, str(base.record["hash"]), plan.data, plan.predicted)
+    new_run.upload(head, launch, {**changed, PLAN: text, **new_run.launch_files(launch)})
+
+
+def _pin(recipe: Recipe, base: BaseModel) -> None:
+    """Keep the base model's commit in models.lock."""
     try:
         if remember(base.record, recipe.base_model, recipe.revision):
             print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")
     except OSError as error:
         print(f"{LOCK} cannot be written ({error.strerror}): {recipe.base_model} is not pinned")
-    return launch
 
 
-def _plan(cluster: Session, launch: Launch, request: StartRequest, nodes: Sequence[NodeHardware]) -> Plan:
-    """Prepare the data where the run will be, show the plan; PlanError where it must not start. How many steps its
-    epochs are is known from here on: a warm-up that is no shorter is cut, unless the user set it."""
-    recipe, data = request.recipe, request.data
+def _prepared_facts(cluster: Session, launch: Launch, data: TrainingData, nodes: Sequence[NodeHardware]) -> Facts:
+    """The data prepared where the run will be, and what its plan is computed from. Raises DataError."""
     print(f"preparing the data on {cluster.head.name}: tokenised and packed once, then kept", flush=True)
-    prepared = preparing.prepare(cluster.head, launch, preparing.DataRequest(data.skip_bad, data.from_hub))
-    facts = read_facts(prepared, nodes, preparing.known_of(cluster, launch, nodes))
-    rows = facts.report["rows"]
+    report = preparing.prepare(cluster.head, launch, preparing.DataRequest(data.skip_bad, data.from_hub))
+    return read_facts(report, nodes, preparing.measured_speeds(cluster, launch, nodes))
+
+
+def _plan(request: StartRequest, facts: Facts) -> Plan:
+    """How the run will go. How many steps its epochs are is known from here on: a warm-up that is no shorter is cut,
+    unless the user set it."""
+    recipe, rows = request.recipe, facts.report["rows"]
     if rows and WARMUP not in request.named and (fitting := for_rows(recipe, rows)) != recipe:
         print(shortened(recipe.total_steps(rows), recipe.optimizer.warmup_steps), file=sys.stderr)
         recipe = fitting
-    plan = make_plan(recipe, facts, request.anyway, request.named)
+    return make_plan(recipe, facts, request.anyway, request.named)
+
+
+def _show_decision(plan: Plan, dry: bool) -> None:
+    """What the plan chose and found. Raises PlanError where the run must not start."""
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
         print(f"chosen: {values}; {chosen['reason']}", flush=True)
-    show_plan(plan, every_check=request.dry)
+    show_plan(plan, every_check=dry)
     if plan.errors:
         raise PlanError("\n".join(plan.errors))
-    if request.dry:
+    if dry:
         warnings = sum(check.severity == "warning" for check in plan.checks)
         print(f"it can start, with {many(warnings, 'warning')}: the same command without --dry starts it")
-    return plan
+
+
+ALWAYS_SHOWN = ("records", "time")
+"""What one wants to know of a start although nothing is wrong with it."""
+COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+def show_plan(plan: Plan, every_check: bool) -> None:
+    """What the checks found, and what to do where something is wrong; those that passed are counted, unless
+    `every_check` is to be shown."""
+    terminal = console()
+    listed = [check for check in plan.checks if every_check or check.severity != "ok" or check.name in ALWAYS_SHOWN]
+    if terminal.is_terminal:
+        rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in listed]
+        terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
+    else:
+        for check in listed:
+            print(f"{check.severity:8}{check.sentence}")
+    if passed := len(plan.checks) - len(listed):
+        print(f"{many(passed, 'more check')} passed; --dry shows all of them")

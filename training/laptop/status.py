@@ -1,32 +1,43 @@
-"""`fab status`, and what plans, runs and checks look like in a terminal."""
+"""`fab status`, `fab runs` and `fab logs`: the nodes, and the runs of the laptop and of the head."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
-
 from inventory.cloud.values import Instance
+from inventory.errors import InventoryError
 from inventory.renting.report import show_machines
 from inventory.settings import load_settings
-from inventory.shown import age, length
+from inventory.shown import age, clock, length
 from inventory.terminal import console, table
 from training.laptop import runs
-from training.laptop.follow import RunLook, details, eta_s, headline, number
-from training.laptop.new_run import disk_record, under_notice, who_goes
-from training.laptop.open_cluster import Session
-from training.plan.fits import Severity
-from training.plan.predict import Plan
-from training.run import comm_report, notices
-from training.run.comm_report import Result
-from training.run.folder import Status
-from training.text.counts import many
-from training.text.files import figure_in
+from training.laptop.follow import ending
+from training.laptop.head_node import Head, HereHead
+from training.laptop.on_head import run_folders
+from training.laptop.on_head.run_folders import DetailAnswer
+from training.laptop.open_cluster import Session, open_cluster
+from training.laptop.run_look import RunLook, number, off_plan
+from training.laptop.start_lock import disk_record, under_notice, who_goes
+from training.recipe.base import Base
+from training.run import notices
+from training.run.checkpoint_files import wanted_step
+from training.run.folder import (
+    begun,
+    checkpoint_name,
+    checkpoint_steps,
+    own_lines,
+    recipe_of,
+    was_made_in,
+)
+from training.text.counts import NONE, size
+from training.text.files import bounded_json, figure_in, is_figure
+from training.text.problems import TrainingError
 
 BOOTED = "ps -o etimes= -p 1"
 """The first process's age: a host of the local cloud has the kernel, and so the uptime, of the machine it is on."""
@@ -75,114 +86,6 @@ def since(answer: str) -> str:
     return f"up {length(seconds)}" if (seconds := figure_in(answer)) else answer
 
 
-PLAIN_EVERY_S = 5.0
-SILENT_S = 10.0
-"""Without an answer of the head, from which on that is said."""
-LONGEST_S = 1e8
-"""A run that is said to take longer has a wrong clock."""
-ALWAYS_SHOWN = ("records", "time")
-"""What one wants to know of a start although nothing is wrong with it."""
-COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Callable[[RunLook], None]]:
-    """A function to give each look to: a bar in a terminal, a line now and then elsewhere."""
-    terminal = console()
-    if not terminal.is_terminal:
-        yield _plain(terminal.print)
-        return
-
-    class Bar(Progress):
-        heard_at = time.monotonic()
-
-        def get_renderables(self) -> Iterator[Any]:
-            yield from super().get_renderables()
-            if silence := silent(time.monotonic() - self.heard_at):
-                yield Text(silence, style="yellow")
-            yield from (Text(task.fields["below"], style="dim") for task in self.tasks if task.fields["below"])
-
-    terminal.print(label, style="bold")
-    columns = [BarColumn(20), TextColumn("{task.description}", markup=False)]
-    with Bar(*columns, console=terminal) as bar:
-        task = bar.add_task("starting", total=None, below="")
-
-        printed: set[str] = set()
-
-        def show(seen: RunLook) -> None:
-            bar.heard_at = time.monotonic()
-            for each in news(seen):
-                if each not in printed:
-                    bar.console.print(each)
-                    printed.add(each)
-            if seen.rows:
-                last = seen.rows[-1]
-                at, below = headline(last, eta_s(seen.rows)), details(last, seen.evaluation, seen.money)
-                at = f"{stopping(seen) or at}{running(seen)}"
-                bar.update(task, total=last["total_steps"], completed=last["step"], description=at, below=below)
-            elif seen.status:
-                bar.update(task, description=stopping(seen) or seen.status.state)
-
-        yield show
-
-
-def silent(seconds: float) -> str:
-    """What is said where the head has not answered for so long; empty where it has of late."""
-    return f"no answer from the head for {seconds:.0f} s" if seconds >= SILENT_S else ""
-
-
-def running(seen: RunLook) -> str:
-    """For how long the run, not this terminal, has been there; empty before its first status."""
-    took = seen.status.updated + seen.age_s - seen.status.started if seen.status else -1
-    return f"  running {timedelta(seconds=round(took))}" if 0 <= took < LONGEST_S else ""
-
-
-def stopping(seen: RunLook) -> str:
-    """What a run says of itself that was asked to stop and is saving; empty of any other."""
-    status = seen.status
-    return status.reason if status and not status.over and status.cause.kind == "asked" else ""
-
-
-def news(seen: RunLook) -> list[str]:
-    """What a run that goes on says of itself: that it is being stopped, and why; that it is far from its plan."""
-    if seen.status is None or seen.status.over:
-        return []
-    return [each for each in (seen.status.reason, off_plan(seen.status)) if each]
-
-
-def off_plan(status: Status) -> str:
-    """How far a run is from its plan; empty where it is near, or has none."""
-    planned, took = status.planned_step_s, status.measured_step_s
-    if not planned or not took:
-        return ""
-    many = f"{took / planned:.1f} times" if took > planned else f"{took / planned:.0%} of"
-    return f"a step takes {took:.2f} s, {many} the {planned:.2f} s of its plan; later plans go by it"
-
-
-def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
-    printed: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set(), "heard": time.monotonic()}
-
-    def show(seen: RunLook) -> None:
-        if silence := silent(time.monotonic() - printed["heard"]):
-            write(silence)
-        printed["heard"] = time.monotonic()
-        if seen.state != printed["state"]:
-            write(seen.state)
-            printed["state"] = seen.state
-        for each in news(seen):
-            if each not in printed["news"]:
-                write(each)
-                printed["news"].add(each)
-        row = seen.rows[-1] if seen.rows else None
-        last = row is not None and row["step"] == row["total_steps"]
-        due = time.monotonic() - printed["at"] > PLAIN_EVERY_S
-        if row is not None and row["step"] != printed["step"] and (due or last) and not stopping(seen):
-            write(f"{headline(row, eta_s(seen.rows))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
-            printed.update(step=row["step"], at=time.monotonic())
-
-    return show
-
-
 def runs_table(looks: Sequence[RunLook]) -> None:
     """All runs of a head with state, step, loss, what they cost and age."""
     rows = []
@@ -202,34 +105,239 @@ def runs_table(looks: Sequence[RunLook]) -> None:
     )
 
 
-def show_plan(plan: Plan, every_check: bool) -> None:
-    """What the checks found, and what to do where something is wrong; those that passed are counted, unless
-    `every_check` is to be shown."""
-    terminal = console()
-    listed = [check for check in plan.checks if every_check or check.severity != "ok" or check.name in ALWAYS_SHOWN]
-    if terminal.is_terminal:
-        rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in listed]
-        terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
+LOG_LINES = 100
+NO_NCCL = "no word of NCCL in the log; it speaks with NCCL_DEBUG=INFO in the ranks' environment"
+
+
+class LogPart(Enum):
+    """What is shown of a run's log, by the flag of `fab logs` that asks for it."""
+
+    OWN = ""
+    """What the ranks wrote since the last start, and how the run ended."""
+    EVERY = "--all"
+    """All starts, as it was written, and how the run ended."""
+    FACTS = "--facts"
+    """What NCCL said."""
+    RANK = "--rank"
+    """One rank's own log, from its node."""
+
+
+def show_log(cluster: Session, run_id: str, part: LogPart, rank: int = -1) -> None:
+    """Print it; `rank` for LogPart.RANK."""
+    head = cluster.head
+    if part is LogPart.RANK:
+        launch = runs.read_launch(head, run_id)
+        command = runs.rank_log_command(launch, rank)
+        print(cluster.ask(launch.host_of(rank).name, command))
+    elif part is LogPart.FACTS:
+        print(runs.nccl_log(head, run_id) or NO_NCCL)
     else:
-        for check in listed:
-            print(f"{check.severity:8}{check.sentence}")
-    if passed := len(plan.checks) - len(listed):
-        print(f"{many(passed, 'more check')} passed; --dry shows all of them")
+        log = runs.log(head, run_id)
+        for line in log.splitlines() if part is LogPart.EVERY else own_lines(log)[-LOG_LINES:]:
+            print(line)
+        print(ending(run_id, runs.look(head, run_id)))
 
 
-def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
-    """A communication check in tables, then what is wrong and what changed."""
-    terminal = console()
-    terminal.print(f"{result['backend']}, {many(result['world_size'], 'rank')}, {result['seconds']:.0f} s")
-    for line in comm_report.check_lines(result):
-        terminal.print(f"  {line}")
-    terminal.print(table(*comm_report.interface_table(result)))
-    if result["pairs"]:
-        terminal.print(table(*comm_report.pair_table(result)))
-    terminal.print(table(*comm_report.sweep_table(result)))
-    if slowest := comm_report.slowest_pair(result):
-        terminal.print(f"slowest pair: {slowest['from']} -> {slowest['to']}, {slowest['gbit_s']:.2f} Gbit/s")
-    for line in comm_report.comparison(result, previous):
-        terminal.print(line)
-    for line in comm_report.problems(result, line_rate_gbps):
-        terminal.print(line, style="yellow")
+HEADER = ("run", "model", "state", "step", "begun", "laptop", "head", "fetched", "cost")
+WRAPPING = ("state", "fetched")
+"""The columns that may wrap."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run; at least one of its copies is there."""
+
+    run_id: str
+    laptop: Copy | None
+    head: Copy | None
+
+    @property
+    def one_run(self) -> bool:
+        """Whether both copies are of the same run: an id is no proof, as two clusters can give the same one."""
+        claims = {copy.claim for copy in (self.laptop, self.head) if copy and copy.claim}
+        return len(claims) < 2
+
+    @property
+    def newest(self) -> Copy:
+        """The copy that says how it goes."""
+        copy = self.head or self.laptop
+        assert copy
+        return copy
+
+    @property
+    def state(self) -> str:
+        """How it goes; of one that was fetched while it ran nobody here knows more."""
+        copy = self.newest
+        was_running = copy is self.laptop and not copy.made_here and copy.look.status and not copy.look.status.over
+        return "fetched while it ran" if was_running else copy.look.state
+
+    @property
+    def started(self) -> float:
+        """Seconds since 1970, of its first start: its status tells the newest one's."""
+        status = self.newest.look.status
+        return self.newest.first_start or (status.started if status else 0.0) or begun(self.run_id)
+
+    @property
+    def unfetched(self) -> int | None:
+        """The step of the checkpoint that a fetch would bring from the head, where it is not on the laptop."""
+        wanted = self.head.wanted if self.head else None
+        return None if self.laptop and self.one_run and wanted in self.laptop.steps else wanted
+
+    @property
+    def home(self) -> str:
+        """What of it is on the laptop."""
+        if not self.laptop:
+            return "no"
+        if self.laptop.made_here:
+            return _made_here(self.laptop)
+        if not self.one_run:
+            return "another run of this id"
+        content = f"step {self.laptop.steps[-1]}" if self.laptop.steps else "logs"
+        return content if self.unfetched is None else f"{content}, not step {self.unfetched}"
+
+
+def listed(home: Path, here: bool = False) -> tuple[list[RunRow], str]:
+    """All runs, or with `here` those on this machine, and why the head's are not among them; empty where they are, or
+    need not be."""
+    laptop = on_laptop(home)
+    if here:
+        return merged_rows(laptop, {}), ""
+    try:
+        with open_cluster(False) as cluster:
+            return merged_rows(laptop, on_head(cluster.head)), ""
+    except (InventoryError, TrainingError) as error:
+        return merged_rows(laptop, {}), f"these are the laptop's alone; the head could not be asked: {error}"
+
+
+def merged_rows(laptop: Mapping[str, Copy], head: Mapping[str, Copy]) -> list[RunRow]:
+    """The newest first."""
+    rows = [RunRow(run_id, laptop.get(run_id), head.get(run_id)) for run_id in {*laptop, *head}]
+    return sorted(rows, key=lambda row: (row.started, row.run_id), reverse=True)
+
+
+def row_lines(rows: Sequence[RunRow]) -> list[list[str]]:
+    """As a table has them."""
+    return [
+        [
+            *(row.run_id, recipe_of(row.run_id), row.state, _steps(row)),
+            clock(datetime.fromtimestamp(row.started, UTC)),
+            *(size(copy.size_bytes if copy else None) for copy in (row.laptop, row.head)),
+            *(row.home, row.newest.look.money or NONE),
+        ]
+        for row in rows
+    ]
+
+
+def _made_here(copy: Copy) -> str:
+    """A run lays down at its end what it learned; one that was lost has not."""
+    if copy.look.active:
+        return "made here, goes on"
+    if not copy.steps:
+        return "made here, no checkpoint"
+    return "made here" if copy.laid_down else f"made here, not verified yet: fab fetch --run {copy.look.run_id} --here"
+
+
+def _steps(row: RunRow) -> str:
+    last = row.newest.look.metrics[-1] if row.newest.look.metrics else None
+    return f"{last['step']}/{last['total_steps']}" if last else NONE
+
+
+def row_values(row: RunRow) -> dict[str, Any]:
+    return {
+        **row.newest.look.values,
+        "run": row.run_id,
+        "cluster": row.newest.cluster,
+        "model": recipe_of(row.run_id),
+        "state": row.state,
+        "begun": datetime.fromtimestamp(row.started, UTC).isoformat(),
+        "laptop_bytes": row.laptop.size_bytes if row.laptop else None,
+        "head_bytes": row.head.size_bytes if row.head else None,
+        "home_steps": list(row.laptop.steps) if row.laptop else [],
+        "head_steps": list(row.head.steps) if row.head else [],
+        "came_home": row.home,
+    }
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A run's folder in one place."""
+
+    look: RunLook
+    size_bytes: int
+    claim: str
+    """Tells this run from another of the same id; empty where nothing says so."""
+    steps: tuple[int, ...]
+    """Of its whole checkpoints, ascending."""
+    wanted: int | None
+    """The step that a fetch brings: of the best checkpoint, else of the newest."""
+    first_start: float = 0.0
+    """Seconds since 1970; 0 where nothing says it."""
+    made_here: bool = False
+    """On the laptop: it ran there, with --here, and was not fetched."""
+    laid_down: bool = False
+    """Whether what it learned can be loaded from its folder's `adapter` or `model`."""
+    base_model: Base | None = None
+    """Its recipe's; None where nothing says so."""
+    cluster: str = ""
+    """On which it was started; empty for this machine, and where nothing says so."""
+    saved: float = 0.0
+    """When its newest checkpoint was written, in seconds since 1970; 0 where it has none."""
+
+
+def on_head(head: Head) -> dict[str, Copy]:
+    """The runs on a head, by their ids. Raises HeadError."""
+    looks = {seen.run_id: seen for seen in runs.all_runs(head)}
+    return _copies(looks, head.ask(run_folders.details, head.runs))
+
+
+def on_laptop(folder: Path) -> dict[str, Copy]:
+    """The runs in a folder of this machine: fetched, and made with --here."""
+    head = HereHead(folder)
+    here = frozenset(run_id for run_id in _names(head.runs) if was_made_in(head.runs / run_id))
+    looks = {seen.run_id: seen for seen in runs.all_runs(head)}
+    return _copies(looks, head.ask(run_folders.details, head.runs), here)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def _base_model(line: str) -> Base | None:
+    try:
+        return Base.parse(str(tomllib.loads(line)["base_model"]))
+    except (tomllib.TOMLDecodeError, KeyError, RecursionError):
+        return None
+
+
+def _copies(
+    looks: Mapping[str, RunLook], details: Iterable[DetailAnswer], here: frozenset[str] = frozenset()
+) -> dict[str, Copy]:
+    known = {each["run"]: each for each in details if each["run"] in looks}
+    return {run_id: _copy(looks[run_id], detail, run_id in here) for run_id, detail in known.items()}
+
+
+def _copy(look: RunLook, detail: DetailAnswer, made_here: bool) -> Copy:
+    names = detail["checkpoints"]
+    steps = tuple(checkpoint_steps(names))
+    saved = names.get(checkpoint_name(steps[-1]), 0.0) if steps else 0.0
+    return Copy(
+        look=look,
+        size_bytes=max(0, detail["kib"]) * 1024,
+        claim=detail["claim"].strip(),
+        steps=steps,
+        wanted=wanted_step([*names], detail["best"]),
+        first_start=_first_start(detail["first_start"]),
+        made_here=made_here,
+        laid_down=detail["loadable"],
+        base_model=_base_model(detail["base_model"]),
+        cluster=detail["cluster"],
+        saved=saved if is_figure(saved) else 0.0,
+    )
+
+
+def _first_start(line: str) -> float:
+    try:
+        at = bounded_json(line)["at"]
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+    return float(at) if is_figure(at) else 0.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Context, Exit, task
 
@@ -22,12 +22,8 @@ from training.text.problems import STOPPED
 with deferred():
     from inventory import settings as cluster_toml
     from training.laptop import (
-        attach,
         base_model,
         data_view,
-        earlier_adapter,
-        follow,
-        lost_machines,
         machines,
         open_cluster,
         plan_options,
@@ -39,14 +35,16 @@ with deferred():
         resume_run,
         runs,
         start_run,
-        stop_run,
         tunnels,
     )
+    from training.laptop import fetch as fetching
+    from training.laptop import follow as following
     from training.laptop import status as status_of
     from training.run import launch
 
 if TYPE_CHECKING:
-    from training.laptop.follow import RunLook
+    from training.laptop.open_cluster import Session
+    from training.laptop.run_look import RunLook
 
 DATA_HELP = "JSONL, JSON, CSV, TSV or Parquet file, a folder of them, or OWNER/NAME of a dataset on the Hub; repeatable"
 HERE_HELP = "run on this machine: one rank per GPU, or two on the CPU"
@@ -113,50 +111,45 @@ def train(
     with sentences(), ExitStack() as stack:
         if force and resume is None:
             raise launch.LaunchError("--force is for --resume: a new run has nothing to differ from")
-        asked_of = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
+        options = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
+        opened = partial(_opened, stack, here, options)
         overrides = start_run.overrides_of(set or (), steps, epochs)
         if here:
             base_model.check_python_here()
+        wish = start_run.NewRun(model, data or (), overrides, from_adapter, skip_bad, dry, anyway)
         if resume is None:
-            session = stack.enter_context(open_cluster.open_cluster(here)) if from_adapter else None
-            earlier = earlier_adapter.find(session.head, from_adapter) if session else None
-            if earlier and not model:
-                recipe = start_run.changed_recipe(earlier.recipe, overrides)
-            else:
-                recipe = start_run.resolve_recipe(model, set or (), steps, epochs)
-            training_data = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
-            cluster = replace(
-                session or stack.enter_context(open_cluster.open_cluster(here, open_cluster.TRAINS_HERE)), **asked_of
-            )
-            rental.print_other_billing(cluster)
-            request = start_run.StartRequest(recipe, training_data, earlier, overrides.keys(), dry, anyway)
+            cluster, request = stack.enter_context(start_run.requested(wish, opened))
             run_id = start_run.start(cluster, request, datetime.now(UTC))
-        elif data or dry or anyway or skip_bad or from_adapter:
+        elif wish.fits_resume:
+            cluster, named = opened(""), resume if isinstance(resume, str) else None
+            run_id = resume_run.resume(cluster, named, start_run.recipe_name(model), overrides, force=force)
+        else:
             raise launch.LaunchError(
                 "a resumed run keeps its data and what it began with; leave --data, --from-adapter, --dry, --anyway "
                 "and --skip-bad out, or start a new run without --resume (--from-adapter RUN_ID)"
             )
-        else:
-            cluster = replace(stack.enter_context(open_cluster.open_cluster(here)), **asked_of)
-            rental.print_other_billing(cluster)
-            run_id = resume_run.resume(
-                cluster, resume if isinstance(resume, str) else None, model or None, overrides, force=force
-            )
         if not run_id:
             return  # nothing was started: nothing is extended either
         if detach:
-            follow.print_detached(run_id, here)
+            following.print_detached(run_id, here)
             rental.print_release_time(cluster)
             return
-        with attach.detached_on_interrupt(run_id, here):
+        with following.detached_on_interrupt(run_id, here):
             stack.enter_context(rental.lease_extended(cluster))
             if debug_rank:
                 stack.enter_context(tunnels.reached(cluster, run_id))
-        if seen := lost_machines.followed(cluster, run_id):
-            lost_machines.print_outcome_and_losses(cluster, run_id, seen)
-            if not no_fetch and attach.collect_results(cluster.head, run_id) is not None:
-                attach.print_next_commands(cluster.head, run_id)
+        if seen := following.follow_training(cluster, run_id):
+            following.print_outcome_and_losses(cluster, run_id, seen)
+            if not no_fetch and fetching.collect_results(cluster.head, run_id) is not None:
+                fetching.print_next_commands(cluster.head, run_id)
             exit_as(seen)
+
+
+def _opened(stack: ExitStack, here: bool, options: Mapping[str, Any], instead: str) -> Session:
+    """The cluster that a training uses, until the stack is left; says what else is billed."""
+    cluster = stack.enter_context(open_cluster.open_cluster(here, instead))
+    rental.print_other_billing(cluster)
+    return replace(cluster, **options)
 
 
 @task(
@@ -275,13 +268,13 @@ def logs(
     with sentences(), open_cluster.open_cluster(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
         if not follow:
-            attach.show_log(cluster, run_id, attach.LogPart("".join(chosen)), rank)
+            status_of.show_log(cluster, run_id, status_of.LogPart("".join(chosen)), rank)
             return
         with rental.lease_extended(cluster):
-            seen = lost_machines.followed(cluster, run_id)
+            seen = following.follow_training(cluster, run_id)
         if seen:
-            lost_machines.print_outcome_and_losses(cluster, run_id, seen)
-            attach.print_results_place(cluster.head, run_id)
+            following.print_outcome_and_losses(cluster, run_id, seen)
+            fetching.print_results_place(cluster.head, run_id)
             exit_as(seen)
 
 
@@ -305,7 +298,7 @@ def status(c: Context, here: bool = False, json: bool = False) -> None:
 def stop(c: Context, run: str = "", here: bool = False) -> None:
     """Stop a run: it saves a checkpoint, and all its processes end."""
     with sentences(), open_cluster.open_cluster(here) as cluster:
-        stop_run.stop(cluster, run or None)
+        following.stop(cluster, run or None)
         rental.shorten_idle_lease(cluster)
 
 
@@ -322,9 +315,9 @@ def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, he
     """Download a run's adapter, metrics and logs, and verify them."""
     with sentences(), open_cluster.open_cluster(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
-        step = attach.collect_results(cluster.head, run_id, full)
+        step = fetching.collect_results(cluster.head, run_id, full)
         if watch:
-            attach.fetch_until_over(cluster.head, run_id, step, full)
+            fetching.fetch_until_over(cluster.head, run_id, step, full)
         rental.shorten_idle_lease(cluster)
 
 

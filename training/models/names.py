@@ -2,7 +2,7 @@
 that has no recipe, by its id; or a folder of the user's.
 
 `resolve` is asked once, where the name comes in. A recipe that is listed is read by `load_recipe`; of a model without
-one it is derived (training/laptop/models/derived.py).
+one it is derived (training/laptop/derived.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ with that name takes `segments=Segments.of(position_ids)` in its forward call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate, pairwise
@@ -85,50 +85,53 @@ def segment_attention(
     attention_mask: torch.Tensor | None,
     *,
     segments: Segments,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    is_causal: bool | None = None,
-    **others: Any,
+    **asked: Any,
 ) -> tuple[torch.Tensor, None]:
     """(1, heads, length, width) queries, keys and values, as transformers passes them; gives (1, length, heads, width).
-
-    Of the arguments that some model types give besides: `sliding_window`, the tokens that one sees, itself among them
-    (Mistral, arXiv 2310.06825); `softcap` c, for scores of c tanh(score / c) (Gemma 2, arXiv 2408.00118); `s_aux`, a
-    head's sink: one more score that weighs nothing (gpt-oss; attention sinks, arXiv 2309.17453).
-    """
+    `asked`: see `Scores.asked`."""
     if attention_mask is not None:
         raise ValueError("segments are isolated by their positions; a mask beside them would be ignored")
-    unknown = sorted(name for name, value in others.items() if name not in HARMLESS and value is not None)
-    if unknown or is_causal is False:
-        raise ValueError(f"segments know causal attention, without {', '.join(unknown) or 'a view ahead'}")
-    scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    out = _attended([segments.whole(each, 2) for each in (query, key, value)], segments, scores, dropout)
+    scores = Scores.asked(query.shape[-1], asked)
+    out = _attended([segments.whole(each, 2) for each in (query, key, value)], segments, scores)
     return segments.row(out, 1), None
 
 
-def _attended(projections: Sequence[torch.Tensor], segments: Segments, scores: Scores, dropout: float) -> torch.Tensor:
+def _attended(projections: Sequence[torch.Tensor], segments: Segments, scores: Scores) -> torch.Tensor:
     """(1, length, heads, width), from queries, keys and values of samples that each stand there whole."""
     query, key, value = projections
-    if scores.plain and not dropout and _one_kernel_takes(query, value):
+    if scores.plain and not scores.dropout and _one_kernel_takes(query, value):
         return _in_one_kernel(query, key, value, segments, scores)
     of_one = _by_sdpa if scores.plain else _by_softmax
     parts = [tensor.split(segments.lengths, dim=2) for tensor in projections]
-    outs = [of_one(q, k, v, scores, dropout) for q, k, v in zip(*parts, strict=True)]
+    outs = [of_one(q, k, v, scores) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What is done with the products of queries and keys before they weigh the values."""
+    """What is done with the products of queries and keys until they weigh the values."""
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     """(heads)."""
+    dropout: float = 0.0
+    """Of the weights."""
+
+    @classmethod
+    def asked(cls, width: int, asked: Mapping[str, Any]) -> Scores:
+        """From the arguments that transformers gives beside queries, keys and values. `sliding_window`: the tokens that
+        one sees, itself among them (Mistral, arXiv 2310.06825); `softcap` c: scores of c tanh(score / c) (Gemma 2,
+        arXiv 2408.00118); `s_aux`: a head's sink, one more score that weighs nothing (gpt-oss; attention sinks, arXiv
+        2309.17453). ValueError for what is computed with and is none of these."""
+        others = asked.keys() - {"scaling", "dropout", "sliding_window", "softcap", "s_aux", "is_causal", *HARMLESS}
+        unknown = sorted(name for name in others if asked[name] is not None)
+        if unknown or asked.get("is_causal") is False:
+            raise ValueError(f"segments know causal attention, without {', '.join(unknown) or 'a view ahead'}")
+        scaling, window = asked.get("scaling"), asked.get("sliding_window")
+        scale = width**-0.5 if scaling is None else scaling
+        return cls(scale, window, asked.get("softcap"), asked.get("s_aux"), asked.get("dropout", 0.0))
 
     @property
     def plain(self) -> bool:
@@ -136,28 +139,28 @@ class Scores:
         return self.softcap is None and self.sinks is None
 
 
-def _by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, dropout: float) -> torch.Tensor:
+def _by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:
     """One sample by torch's own choice of kernel."""
     length, grouped = q.shape[2], q.shape[1] != k.shape[1]
     slides = scores.window is not None and length > scores.window
     seen = _seen(length, scores.window, q.device) if slides else None
     return F.scaled_dot_product_attention(
-        q, k, v, seen, dropout, is_causal=seen is None, scale=scores.scale, enable_gqa=grouped
+        q, k, v, seen, scores.dropout, is_causal=seen is None, scale=scores.scale, enable_gqa=grouped
     )
 
 
-def _by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, dropout: float) -> torch.Tensor:
+def _by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:
     """One sample by its scores, in fp32, some queries at a time: computed again in backward, for all of them would be
     heads x length x length numbers, several times over in every layer. No kernel of torch 2.13 gives a sink its
     gradient: the log-sum-exp that they return has none on CPUs."""
     length, heads = q.shape[2], q.shape[1]
     rows = max(1, MOST_SCORES // (heads * length))
     parts = (slice(start, min(start + rows, length)) for start in range(0, length, rows))
-    outs = [checkpoint(_of_queries, (q, k, v), part, scores, dropout, use_reentrant=False) for part in parts]
+    outs = [checkpoint(_of_queries, (q, k, v), part, scores, use_reentrant=False) for part in parts]
     return torch.cat(outs, dim=2)
 
 
-def _of_queries(projections: Sequence[torch.Tensor], part: slice, scores: Scores, dropout: float) -> torch.Tensor:
+def _of_queries(projections: Sequence[torch.Tensor], part: slice, scores: Scores) -> torch.Tensor:
     """What some queries of a sample get of all keys that they see."""
     q, k, v = projections
     first = 0 if scores.window is None else max(0, part.start + 1 - scores.window)
@@ -173,7 +176,7 @@ def _of_queries(projections: Sequence[torch.Tensor], part: slice, scores: Scores
         sinks = scores.sinks.float().view(1, -1, 1, 1).expand(*products.shape[:3], 1)
         products = torch.cat((products, sinks), dim=3)
     weights = products.softmax(3)[..., : k.shape[2]].to(v.dtype)
-    return F.dropout(weights, dropout) @ v
+    return F.dropout(weights, scores.dropout) @ v
 
 
 def _seen(length: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PretrainedConfig
@@ -55,6 +55,19 @@ class Logits:
 PLAIN = Logits()
 
 
+class Chunked(NamedTuple):
+    """How a head's logits are made: some rows at once, each of them once where no gradient is asked for."""
+
+    logits: Logits
+    rows: int
+    learning: bool
+    """Whether gradients are: inside a torch.autograd.Function nothing tells."""
+
+    @classmethod
+    def of(cls, logits: Logits, chunk: int) -> Chunked:
+        return cls(logits, logits.rows(chunk), torch.is_grad_enabled())
+
+
 def own_cross_entropy(  # noqa: PLR0917
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -64,8 +77,7 @@ def own_cross_entropy(  # noqa: PLR0917
     logits: Logits = PLAIN,
 ) -> torch.Tensor:
     """The same without Liger's kernels."""
-    learning = torch.is_grad_enabled()
-    loss, correct = _LinearCrossEntropy.apply(hidden, weight, bias, targets, chunk, learning, logits)
+    loss, correct = _LinearCrossEntropy.apply(hidden, weight, bias, targets, Chunked.of(logits, chunk))
     return torch.stack((loss, correct))
 
 
@@ -77,11 +89,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        chunk: int,
-        learning: bool,
-        made: Logits,
+        made: Chunked,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        wanted = [learning and ctx.needs_input_grad[i] for i in range(3)]
+        wanted = [made.learning and ctx.needs_input_grad[i] for i in range(3)]
         grads = [
             torch.empty_like(hidden) if wanted[0] else None,
             torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None,
@@ -89,10 +99,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         correct = torch.zeros_like(loss)
-        chunk = made.rows(chunk)
+        chunk = made.rows
         for start in range(0, len(hidden), chunk):
             rows, answers = hidden[start : start + chunk], targets[start : start + chunk]
-            logits = made(fp32_logits(rows, weight, bias))
+            logits = made.logits(fp32_logits(rows, weight, bias))
             slots = answers.clamp(min=0).unsqueeze(1)
             learned = (answers != IGNORED).float()
             correct += ((logits.argmax(1) == answers) * learned).sum()
@@ -100,7 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += ((normaliser - logits.gather(1, slots).squeeze(1)) * learned).sum()
             if any(wanted):
                 # The logits' memory becomes their gradient: softmax minus one at the target.
-                inner = None if made.plain else made.slope(logits)
+                inner = None if made.logits.plain else made.logits.slope(logits)
                 slope = logits.sub_(normaliser.unsqueeze(1)).exp_()
                 slope.scatter_add_(1, slots, torch.full_like(slots, -1, dtype=slope.dtype)).mul_(learned.unsqueeze(1))
                 if inner is not None:
@@ -127,7 +137,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad is None else (grad * grad_loss).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None)
 
 
 def fp32_logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from training.data.sample import IGNORED
 from training.node.attention import Segments
-from training.node.cross_entropy import PLAIN, Logits, fp32_logits
+from training.node.cross_entropy import PLAIN, Chunked, Logits, fp32_logits
 from training.node.loss import HeadLoss, in_place_of
 from training.node.model import LossModel, causal_model
 from training.recipe.recipe import Recipe
@@ -55,9 +55,7 @@ def linear_log_probs(  # noqa: PLR0917
     """(tokens) fp32 log-probabilities of `targets` under `hidden @ weight.T + bias`, as `logits` has them; 0 where a
     target is IGNORED."""
     assert not weight.requires_grad, "the gradient of a head's own weight is not made here"
-    log_probs: torch.Tensor = _LinearLogProbs.apply(
-        hidden, weight, bias, targets, chunk, torch.is_grad_enabled(), logits
-    )
+    log_probs: torch.Tensor = _LinearLogProbs.apply(hidden, weight, bias, targets, Chunked.of(logits, chunk))
     return log_probs
 
 
@@ -69,23 +67,21 @@ class _LinearLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        chunk: int,
-        learning: bool,
-        made: Logits,
+        made: Chunked,
     ) -> torch.Tensor:
-        slopes = torch.empty_like(hidden) if learning and ctx.needs_input_grad[0] else None
+        slopes = torch.empty_like(hidden) if made.learning and ctx.needs_input_grad[0] else None
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        chunk = made.rows(chunk)
+        chunk = made.rows
         for start in range(0, len(hidden), chunk):
             rows, answers = hidden[start : start + chunk], targets[start : start + chunk]
-            logits = made(fp32_logits(rows, weight, bias))
+            logits = made.logits(fp32_logits(rows, weight, bias))
             slots = answers.clamp(min=0).unsqueeze(1)
             learned = (answers != IGNORED).float()
             normaliser = logits.logsumexp(1)
             log_probs[start : start + chunk] = (logits.gather(1, slots).squeeze(1) - normaliser) * learned
             if slopes is not None:
                 # The logits' memory becomes their gradient: one at the target minus softmax.
-                inner = None if made.plain else made.slope(logits)
+                inner = None if made.logits.plain else made.logits.slope(logits)
                 slope = logits.sub_(normaliser.unsqueeze(1)).exp_().neg_()
                 slope.scatter_add_(1, slots, torch.ones_like(slots, dtype=slope.dtype)).mul_(learned.unsqueeze(1))
                 if inner is not None:
@@ -103,7 +99,7 @@ class _LinearLogProbs(torch.autograd.Function):
     def backward(ctx: Any, factors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
         scaled = None if slopes is None else (slopes * factors.unsqueeze(1)).to(slopes.dtype)
-        return scaled, None, None, None, None, None, None
+        return scaled, None, None, None, None
 
 
 def _of_chunk(

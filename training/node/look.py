@@ -40,7 +40,7 @@ class Progress:
 
 def work(run: Path, show: int, skip_bad: bool) -> None:
     """The look at the data in a run's folder, told."""
-    from training.data.look.take import load_tokenizer, look_into
+    from training.data.look.take import LookWish, load_tokenizer, look_into
 
     tell = Progress()
     recipe, models = read_recipe(run / RECIPE), models_folder(run)
@@ -49,7 +49,7 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     all_imported()
     data = raw_data(run / "data", models.parent / "cache" / "datasets")
     data_survey = survey(data, tell)
-    look = look_into(data, data_survey, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)
+    look = look_into(data, data_survey, recipe, tokenizer, config, wish=LookWish(show, skip_bad, tell))
     attached.tell(look=asdict(look))
 
 

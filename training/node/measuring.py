@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from training.cost.shape import ModelFacts, utilization
+from training.cost.shape import ModelFacts, flops_per_token, utilization
 from training.data.collate import collate
 from training.data.order import micro_batches
 from training.data.prepared import Prepared, attention_span
@@ -38,16 +38,9 @@ class Meter:
     def measured(self, step: int, tokens: int, positions: float, seconds: float, ranks: int) -> dict[str, Any]:
         """What follows, in the line of a step, from its time over all ranks; `positions` are its tokens and padding."""
         useful, executed, layers = tokens / seconds, positions / seconds, self._facts.layers
-        mfu, hfu = utilization(
-            self._facts,
-            useful_per_s=useful,
-            executed_per_s=executed,
-            length=self._span,
-            checkpointed=self._recipe.checkpointed(layers) / max(1, layers),
-            card=self._watch.card,
-            cards=ranks,
-            references=self._recipe.reference_passes,
-        )
+        checkpointed = self._recipe.checkpointed(layers) / max(1, layers)
+        flops = flops_per_token(self._facts, self._span, checkpointed, self._recipe.reference_passes)
+        mfu, hfu = utilization(flops, useful, executed, self._watch.card, ranks)
         seen = step * self._recipe.global_batch
         return {
             "tokens_per_s": round(useful, 1),

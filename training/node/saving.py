@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,21 @@ from training.text.counts import many, size_text
 from training.text.files import ADAPTER_WEIGHTS, BEST
 
 
+@dataclass
 class Saver:
     """One save at a time, in the background; what failed there is raised by the next call."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        dtype: torch.dtype,
-        write_config: Callable[[Path], None],
-        keep: int,
-        keep_best: bool,
-        full: bool,
-        on_saved: Callable[[Path], None] = lambda path: None,
-    ) -> None:
-        """`on_saved` is called in the background, once a checkpoint is safe on the disk."""
-        self.folder, self.dtype, self.full = folder, dtype, full
-        self.keep, self.keep_best = keep, keep_best
-        self._write_config, self._on_saved = write_config, on_saved
+    folder: Path
+    _: KW_ONLY
+    dtype: torch.dtype
+    write_config: Callable[[Path], None]
+    keep: int
+    keep_best: bool
+    full: bool
+    on_saved: Callable[[Path], None] = lambda path: None
+    """Called in the background, once a checkpoint is safe on the disk."""
+
+    def __post_init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[Path] | None = None
 
@@ -78,7 +75,7 @@ class Saver:
     def _write(self, tensors: TrainableState, state: TrainerState) -> Path:
         try:
             path = checkpoint.save(
-                self.folder, tensors, state, dtype=self.dtype, write_config=self._write_config, full=self.full
+                self.folder, tensors, state, dtype=self.dtype, write_config=self.write_config, full=self.full
             )
             checkpoint.drop_set_aside(self.folder)  # this one is whole, and newer than what the run resumed from
             best = best_of(self.folder) if self.keep_best else None
@@ -86,7 +83,7 @@ class Saver:
             for old in checkpoint.steps(self.folder)[: -self.keep]:
                 if old != best:
                     checkpoint.remove(old)
-            self._on_saved(path)
+            self.on_saved(path)
         except SaveError:
             raise
         except Exception as error:  # the other ranks are told of a SaveError, and would wait for ever after another

@@ -202,15 +202,14 @@ def measure(
     run_id: str,
     rows: Sequence[Mapping[str, Any]],
     predicted: Mapping[str, Any],
+    recipe: Mapping[str, Any],
     *,
     time: float,
-    strategy: str,
     ranks: int,
-    dtype: str,
-    tuning: str,
     resumed: Iterable[int] = (),
 ) -> MeasuredRun | None:
-    """What came of a run; None where too few undisturbed steps are left, or it ran on other ranks than were planned."""
+    """What came of a run; None where too few undisturbed steps are left, or it ran on other ranks than were planned.
+    Raises KeyError where the recipe is not whole."""
     left = counted(rows, resumed)
     if len(left) < LEAST or predicted.get("ranks") != ranks:
         return None
@@ -219,7 +218,7 @@ def measure(
     return MeasuredRun(
         run_id=run_id,
         time=time,
-        strategy=strategy,
+        strategy=recipe["strategy"],
         card=predicted.get("card"),
         ranks=ranks,
         flops=rates.get("flops"),
@@ -230,8 +229,8 @@ def measure(
         model_step_s=predicted.get("model_step_s", planned),
         memory_gib=max(row["memory_gib"] for row in left),
         planned_memory_gib=predicted.get("memory_gib"),
-        dtype=dtype,
-        tuning=tuning,
+        dtype=recipe["dtype"],
+        tuning=recipe["tuning"],
     )
 
 

@@ -9,9 +9,10 @@ from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK,
 from inventory.renting import disks, order
 from inventory.renting.disks import waiting_for
 from inventory.renting.offers import one_machine
+from inventory.renting.plan import RentalWish
 from inventory.settings import Settings
 
-IMAGE = Image("img", 20)
+IMAGE, WISH = Image("img", 20), RentalWish(3, 1)
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SNAPSHOT = Snapshot("s-1", "x", "d-1", "data", 40, "accomplished", 100, True, NOON)
 
@@ -20,9 +21,9 @@ def settings(**aliyun):
     return Settings.model_validate({"name": "demo", "provider": "aliyun", "aliyun": aliyun})
 
 
-def launch(own, numbers=(1, 2, 3), bare=(), **more):
+def launch(own, numbers=(1, 2, 3), bare=(), wish=WISH, **more):
     return [
-        order.launch(own, one_machine(own, "h", "t", IMAGE), each, release_at=NOON, **more)
+        order.launch(own, one_machine(own, "h", "t", IMAGE), each, wish, release_at=NOON, **more)
         for each in order.lots(numbers, bare)
     ]
 
@@ -34,7 +35,7 @@ def test_a_run_of_numbers_is_one_order_of_all_or_nothing():
 
 
 def test_partly_means_one_at_least():
-    (only,) = launch(settings(), partial=True)
+    (only,) = launch(settings(), wish=RentalWish(3, 1, partial=True))
     assert (len(only.names), only.min_amount) == (3, 1)
 
 
@@ -56,7 +57,7 @@ def test_a_disk_of_a_snapshot_says_no_size_with_its_machine_and_is_made_apart_wh
     assert disks.is_apart(settings(data_disk_gib=120).aliyun, SNAPSHOT)
     same = settings(data_disk_gib=40)
     assert not disks.is_apart(same.aliyun, SNAPSHOT) and not disks.is_apart(same.aliyun, None)
-    (only,) = launch(same, snapshot=SNAPSHOT)
+    (only,) = launch(same, wish=RentalWish(3, 1, SNAPSHOT))
     assert (only.data_disks[0].size_gib, only.data_disks[0].snapshot_id) == (0, "s-1")
     assert disks.new_disk(settings(data_disk_gib=120).aliyun, SNAPSHOT, "x", apart=True).size_gib == 120
     assert disks.new_disk(settings(data_disk_gib=20).aliyun, SNAPSHOT, "x", apart=True).size_gib == 40

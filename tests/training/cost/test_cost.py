@@ -6,7 +6,7 @@ import pytest
 
 from training.cost.cards import card_bytes, card_named, unknown_card
 from training.cost.pace import cost_so_far
-from training.laptop.follow import RunLook, details
+from training.laptop.run_look import RunLook, details
 from training.run.folder import Status, parse_status, status_text
 from training.text.counts import money
 

@@ -22,7 +22,7 @@ from training.data.build import cached
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, look_from, remarks, surveyed
 from training.data.look.shown import MOST_TOKENS, pieces_of
-from training.data.look.take import look_into
+from training.data.look.take import LookWish, look_into
 from training.data.prepared import open_prepared
 from training.data.sample import IGNORED, Bad, DataError, Sample
 from training.data.shapes import recognised
@@ -73,7 +73,7 @@ def _looked(tokenizer, source, show=3, skip_bad=False, config=None, **overrides)
     found = survey(data_of(source), lambda *_: None)
     recipe = _recipe(**overrides)
     tell = lambda *_: None  # noqa: E731
-    return look_into(data_of(source), found, recipe, tokenizer, config or {}, show=show, skip_bad=skip_bad, tell=tell)
+    return look_into(data_of(source), found, recipe, tokenizer, config or {}, wish=LookWish(show, skip_bad, tell))
 
 
 def _prepared(tokenizer, source, cache, **overrides):

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from tests.support.chat_templates import EFFORT, MARKED, QWEN3, THINKING, TOOLS
 from training.data.encode import Encoder
-from training.data.look.take import look_into
+from training.data.look.take import LookWish, look_into
 from training.data.readers import check
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.data.shapes import recognised
@@ -124,7 +124,7 @@ def test_the_file_and_the_line_of_such_a_record_are_told(tokenizer, tmp_path):
     assert check(data_of(source)).records == 3, "without the model's template nothing is wrong with it"
     tell = lambda *_: None  # noqa: E731
     found, recipe = survey(data_of(source), tell), load_recipe("tiny")
-    look = look_into(data_of(source), found, recipe, tokenizer, {}, show=1, skip_bad=False, tell=tell)
+    look = look_into(data_of(source), found, recipe, tokenizer, {}, wish=LookWish(1, False, tell))
     (line,) = look.bad_shown
     assert line.startswith(f"{source} line 2: the model's chat template leaves out the reasoning_content of turn 2")
 

@@ -9,16 +9,17 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from inventory import node_program
 from inventory.node_program import Program, ProgramError
 from tests.support.run_folders import make_run
-from training.laptop import asking
-from training.laptop.asking import Questions, VerbError
-from training.laptop.follow import read_looks
-from training.laptop.on_head import fs, machines, run_folders, serve
+from training.laptop import head_node, on_head
+from training.laptop.head_node import Questions, VerbError
+from training.laptop.on_head import fs, machines, run_folders
+from training.laptop.run_look import read_looks
 from training.run import folder, history
 from training.run.launch import Launch, supervisor_argv
 from training.text import files
@@ -28,7 +29,7 @@ RUN, OTHER = "tiny-20260131-154500", "tiny-20260131-160000"
 
 @pytest.fixture(scope="module")
 def far() -> Iterator[Questions]:
-    with node_program.start_here(shlex.join(asking.ARGV)) as program:
+    with node_program.start_here(shlex.join(head_node.ARGV)) as program:
         yield Questions(program)
 
 
@@ -77,8 +78,8 @@ def test_looks_are_the_same_too_but_for_their_time(far: Questions, runs: Path):
 
 
 def test_a_long_answer_comes_in_pieces(far: Questions, tmp_path: Path):
-    (tmp_path / "log").write_text("名" * serve.PIECE)
-    assert far.ask(fs.text, tmp_path / "log") == "名" * serve.PIECE
+    (tmp_path / "log").write_text("名" * on_head.PIECE)
+    assert far.ask(fs.text, tmp_path / "log") == "名" * on_head.PIECE
 
 
 def test_what_cannot_be_done_is_said_and_the_next_question_is_answered(far: Questions, tmp_path: Path):
@@ -112,19 +113,19 @@ NO_ANSWERS = (
 
 @pytest.mark.parametrize("lines", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
 def test_what_is_no_answer_ends_the_conversation(lines: list[str], monkeypatch):
-    monkeypatch.setattr(asking, "LONGEST", 1000 if len(lines) > 1 else asking.LONGEST)
+    monkeypatch.setattr(head_node, "LONGEST", 1000 if len(lines) > 1 else head_node.LONGEST)
     program = Program("te1", iter(lines), io.StringIO(), end=lambda: 0, drop=lambda: None, alive=lambda: True)
     with pytest.raises(ProgramError, match=r"^te1: "):
         Questions(program).ask(fs.names, "/")
 
 
 def test_every_verb_has_a_contract_that_its_answers_are_held_against():
-    hints = [asking.get_type_hints(verb)["return"] for verb in serve.VERBS.values()]
-    assert len(hints) > 20 and not any(asking.fits(object(), hint) for hint in hints)
+    hints = [get_type_hints(verb)["return"] for verb in on_head.VERBS.values()]
+    assert len(hints) > 20 and not any(head_node.fits(object(), hint) for hint in hints)
     look = {"run": "r", "status": "", "alive": True, "now": 1, "metrics": "", "evaluation": ""}
-    assert asking.fits([look], list[run_folders.LookAnswer])
+    assert head_node.fits([look], list[run_folders.LookAnswer])
     for wrong in ({**look, "alive": 1}, {**look, "now": True}, {**look, "more": ""}, {"run": "r"}, [], None):
-        assert not asking.fits([wrong], list[run_folders.LookAnswer])
+        assert not head_node.fits([wrong], list[run_folders.LookAnswer])
 
 
 def test_files_of_runs_are_called_there_as_they_are_here():
@@ -174,7 +175,7 @@ def test_a_program_that_reads_its_input_takes_no_question(tmp_path: Path, monkey
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\ncat\necho A10, 23028\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with node_program.start_here(shlex.join(asking.ARGV)) as program:
+    with node_program.start_here(shlex.join(head_node.ARGV)) as program:
         questions = Questions(program)
         assert questions.ask(machines.hardware, "")["cards"] == ["A10, 23028"]
         assert questions.ask(machines.now)

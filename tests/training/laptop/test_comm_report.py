@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.laptop.preparing import fetched_results
-from training.laptop.status import check_report
+from training.laptop.preparing import check_report, fetched_results
 from training.run.comm_report import (
     busbw_gbyte_s,
     comparison,

@@ -17,9 +17,8 @@ from tests.support.hub import Hub
 from tests.support.no_torch import fab_without_torch
 from tests.support.paper_weights import write_weights
 from training.cost.shape import PlanError
-from training.laptop import plan_options, preparing, start_run
+from training.laptop import derived, plan_options, preparing, small_files, start_run
 from training.laptop.head_node import HeadError, HereHead
-from training.laptop.models import counting, lookup
 from training.laptop.open_cluster import Session
 from training.laptop.plan_options import PlanWish
 from training.models.folder import shape_of
@@ -62,9 +61,9 @@ def laptop(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacks else find(name))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    lookup.looked_up.cache_clear()
+    small_files.looked_up.cache_clear()
     yield monkeypatch
-    lookup.looked_up.cache_clear()
+    small_files.looked_up.cache_clear()
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def head(laptop, tmp_path):
         found.opens.append(here)
         yield Session(found)
 
-    laptop.setattr(counting, "open_cluster", opened)
+    laptop.setattr(derived, "open_cluster", opened)
     return found
 
 
@@ -141,7 +140,7 @@ def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(lap
         raise NoCloud("no cloud answers")
         yield
 
-    laptop.setattr(counting, "open_cluster", opened)
+    laptop.setattr(derived, "open_cluster", opened)
     laptop.chdir(folder.parent)
     with pytest.raises(PlanError) as refused:
         start_run.resolve_recipe("./My Model", [])

@@ -19,7 +19,7 @@ from paramiko.sftp import CMD_READ
 from inventory import ssh
 from tests.support.checkpoints import BASE, RANK, adapter_bytes, make_checkpoint
 from tests.support.waiting import until
-from training.laptop import attach, runs
+from training.laptop import fetch, runs
 from training.laptop.download import Download, _read_ahead
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote
 from training.laptop.head_node import HereHead, RemoteHead
@@ -444,8 +444,8 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(node, run: P
     (tools / "systemctl").write_text(f"#!/bin/sh\ntest -e {over} || echo active\n")  # of the supervisor's unit
     (tools / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setattr("training.laptop.attach.WATCH_EVERY_S", 0.05)
-    monkeypatch.setattr("training.laptop.attach.make_page", lambda folder: None)
+    monkeypatch.setattr("training.laptop.fetch.WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr("training.laptop.fetch.make_page", lambda folder: None)
     monkeypatch.chdir(tmp_path)
     head = RemoteHead(node)
     head.runs = run.parent
@@ -465,9 +465,9 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(node, run: P
     say("running")
     trainer = threading.Thread(target=train, daemon=True)
     with closing(head):
-        first = attach.collect_results(head, run.name)
+        first = fetch.collect_results(head, run.name)
         trainer.start()
-        attach.fetch_until_over(head, run.name, first)
+        fetch.fetch_until_over(head, run.name, first)
     trainer.join(1)
     home = tmp_path / "runs" / run.name
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-2", "step-4", "step-6"]
@@ -605,7 +605,7 @@ def test_the_best_checkpoint_comes_home_where_there_is_one(connect, run: Path, t
     assert (fetched.step, fetched.newest) == (4, 6)
     assert (home / "adapter").readlink() == Path("checkpoints/step-4/adapter")
     assert runs.checkpoint_step(HereHead(run.parent), run.name) == 4
-    assert attach.collect_results(HereHead(run.parent), run.name) == 4
+    assert fetch.collect_results(HereHead(run.parent), run.name) == 4
     assert "adapter of step 4, the best by validation loss; the newest is step 6" in capsys.readouterr().out
     (run / "checkpoints" / "best").write_text("step-5\n")  # dropped by hand
     assert fetch_remote(open_sftp, str(run), home).step == fetch_here(run).step == 6
@@ -644,7 +644,7 @@ def test_a_best_checkpoint_that_was_damaged_at_rest_is_named_and_the_newest_whol
         assert "step-4" in best and "damaged" in best
         assert "step-8/adapter/adapter_model.safetensors" in newest and "damaged" in newest
     assert (home / "adapter").readlink() == Path("checkpoints/step-6/adapter")
-    assert attach.collect_results(HereHead(run.parent), run.name) == 6
+    assert fetch.collect_results(HereHead(run.parent), run.name) == 6
     said = capsys.readouterr().out
     assert said.count("passed over: ") == 2 and "adapter of step 6; it is in" in said
     for step in (2, 6):

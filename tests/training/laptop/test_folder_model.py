@@ -16,12 +16,9 @@ from tests.support.paper_weights import shapes_of, write_shapes, write_weights
 from tests.support.selection import selected
 from tests.support.small_models import EXPERTS, LINEAR
 from training.cost.shape import PlanError
-from training.laptop import base_model, start_run
+from training.laptop import base_model, derived, start_run
 from training.laptop.base_model import model_gone
-from training.laptop.models import derived
-from training.laptop.models.counting import counted
-from training.laptop.models.derived import derived_text
-from training.laptop.models.wanted import folder_faults, missing_folder_notes
+from training.laptop.derived import counted, derived_text, folder_faults, missing_folder_notes
 from training.laptop.start_run import resolve_recipe
 from training.models import tiny
 from training.models.folder import state_of

@@ -10,16 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.run_folders import supervisor_of
-from training.laptop.follow import (
-    RunLook,
-    details,
-    eta_s,
-    follow,
-    headline,
-    read_look,
-    read_looks,
-)
+from training.laptop.follow import watch
 from training.laptop.on_head import run_folders
+from training.laptop.run_look import RunLook, details, eta_s, headline, read_look, read_looks
 from training.run.folder import Status, parse_metrics, parse_status, status_text, write_atomically
 
 RUN = "tiny-20260131-154500"
@@ -122,15 +115,15 @@ def test_a_broken_connection_is_survived_until_patience_ends():
             raise answer
         return answer
 
-    assert follow(look, lambda seen: None, ConnectionError, every_s=0.01) is ended
+    assert watch(look, lambda seen: None, ConnectionError, every_s=0.01) is ended
     answers[:] = [ConnectionError("cut")] * 1000
     with pytest.raises(ConnectionError):
-        follow(look, lambda seen: None, ConnectionError, every_s=0.01, patience_s=0.05)
+        watch(look, lambda seen: None, ConnectionError, every_s=0.01, patience_s=0.05)
 
 
 def test_a_run_that_looks_dead_for_a_moment_is_looked_at_again():
     answers = [RunLook(Status(RUN, "running"), False, ()), RunLook(Status(RUN, "failed"), False, ())]
-    assert follow(lambda: answers.pop(0), lambda seen: None, OSError, every_s=0.01).state == "failed"
+    assert watch(lambda: answers.pop(0), lambda seen: None, OSError, every_s=0.01).state == "failed"
 
 
 def test_eta_is_the_mean_pace_times_the_steps_left():

@@ -13,9 +13,9 @@ from inventory.renting import tasks
 from inventory.renting.down import DownPlan
 from inventory.shown import clock
 from tests.support.run_folders import make_run
+from training.laptop import at_risk
+from training.laptop.at_risk import RunsAtRisk, Unfinished
 from training.laptop.head_node import HereHead
-from training.laptop.run_list import giving_back
-from training.laptop.run_list.giving_back import RunsAtRisk, Unfinished
 
 OLD, NEW = "tiny-20260130-120000", "tiny-20260131-154500"
 
@@ -137,10 +137,10 @@ def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
     make_run(there, NEW, steps=(2, 4))
     make_run(there, OLD, steps=(6,))
     make_run(home, OLD, steps=(6,))
-    stake = giving_back.at_stake(HereHead(there), home)
+    stake = at_risk.at_stake(HereHead(there), home)
     assert (stake.unfetched, [each.step for each in stake.unfinished]) == (((NEW, 4),), [4])
     make_run(home, NEW, steps=(4,))
-    assert giving_back.at_stake(HereHead(there), home) == RunsAtRisk()
+    assert at_risk.at_stake(HereHead(there), home) == RunsAtRisk()
 
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -172,14 +172,14 @@ def test_what_a_drill_of_fab_prove_learned_is_not_at_stake(tmp_path):
     there = tmp_path / "there"
     make_run(there, "prove-20260131-154500", steps=[20])
     make_run(there, NEW, steps=[60])
-    assert [run_id for run_id, _ in giving_back.at_stake(HereHead(there), tmp_path / "home").unfetched] == [NEW]
+    assert [run_id for run_id, _ in at_risk.at_stake(HereHead(there), tmp_path / "home").unfetched] == [NEW]
 
 
 def test_whatever_fails_while_a_run_is_described_is_a_line_and_stops_nothing(monkeypatch):
     def fails(*_):
         raise OverflowError("int too large to convert to float")
 
-    monkeypatch.setattr(giving_back, "left_behind", fails)
+    monkeypatch.setattr(at_risk, "left_behind", fails)
     without_head = DownPlan((), (its_disk(),))
     assert at_stake(without_head) == [
         "what of its runs is only on te1's disk is not known: int too large to convert to float"
@@ -228,7 +228,7 @@ def test_of_a_disk_without_its_machine_is_said_what_fetched_runs_tell(tmp_path, 
     gone = DownPlan((), (its_disk(),))
     (said,) = at_stake(gone)
     assert said.startswith(f"{NEW} is at step 4 of 8: with te1's disk goes ")
-    assert said.endswith(giving_back.KEEP_DISK)
+    assert said.endswith(at_risk.KEEP_DISK)
     (tmp_path / "runs" / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
     assert at_stake(gone) == []
 
@@ -238,7 +238,7 @@ def test_of_a_disk_without_its_machine_is_said_that_it_may_have_more_than_the_ne
     hour = timedelta(hours=1)
     gone = DownPlan((), (its_disk(),), head_gone=NOON)
     (said,) = at_stake(gone)
-    assert clock(NOON) in said and said.endswith(giving_back.KEEP_DISK)
+    assert clock(NOON) in said and said.endswith(at_risk.KEEP_DISK)
     (said,) = at_stake(replace(gone, snapshots=(snapshot(NOON - hour),)))
     assert f"the newest snapshot is of {clock(NOON - hour)}: what runs saved in between" in said
     assert at_stake(replace(gone, snapshots=(snapshot(NOON + hour),))) == []
@@ -252,11 +252,11 @@ def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_p
     make_run(there, OLD, steps=(6,))
     make_run(home, OLD, steps=(6,))
     make_run(there, "prove-20260131-154500", state="stopped", steps=(6,))
-    (left,) = giving_back.at_stake(HereHead(there), home).unfinished
+    (left,) = at_risk.at_stake(HereHead(there), home).unfinished
     assert left == Unfinished(NEW, 4, 8, left.saved, at_home=4)
     assert abs(left.saved - datetime.now(UTC).timestamp()) < 60
     (home / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
-    assert giving_back.at_stake(HereHead(there), home).unfinished == ()
+    assert at_risk.at_stake(HereHead(there), home).unfinished == ()
     make_run(there, "tiny-20260131-174500", state="failed", steps=(4,))
-    (left,) = giving_back.at_stake(HereHead(there), home).unfinished
+    (left,) = at_risk.at_stake(HereHead(there), home).unfinished
     assert not left.at_home and "nothing of it was fetched" in left.goes_with("x", True)

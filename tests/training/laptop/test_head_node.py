@@ -24,7 +24,7 @@ from inventory.node_program import ProgramError
 from tests.support.run_folders import make_run, supervisor_of
 from tests.support.waiting import until
 from training.data.sample import DataError
-from training.laptop import base_model, preparing, rental, resume_run, runs
+from training.laptop import base_model, preparing, rental, resume_run, runs, start_run
 from training.laptop.adapter import tuned_model
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
 from training.laptop.on_head import fs
@@ -183,14 +183,14 @@ def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands
         monkeypatch.setattr("training.laptop.follow.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", supervisor_pid=supervisor.pid)))
         monkeypatch.setattr(ended, "start", lambda launch: setattr(ended, "started", supervisor.poll()))
-        assert resume_run.resume(Session(ended), RUN, None, {}, force=False) == RUN
+        assert resume_run.resume(Session(ended), RUN, "", {}, force=False) == RUN
     assert (ended.started, len(pauses)) == (0, 3)
 
 
 def test_a_run_whose_base_model_is_gone_does_not_go_on(ended: Stands):
     shutil.rmtree(Path.home() / ".cache")
     with pytest.raises(LaunchError, match=f"^the base model of {RUN} is gone: .* --model tiny .* puts it back$"):
-        resume_run.resume(Session(ended), RUN, None, {}, force=False)
+        resume_run.resume(Session(ended), RUN, "", {}, force=False)
     assert not hasattr(ended, "started")
 
 
@@ -199,7 +199,7 @@ def test_a_resume_ships_todays_code_alone(ended: Stands):
     run = ended.runs / RUN
     (run / "training" / "strategies").mkdir(parents=True)
     (run / "training" / "strategies" / "zero3.py").write_text("from training.cost.strategies import zero3 as cost\n")
-    resume_run.resume(Session(ended), RUN, None, {}, force=False)
+    resume_run.resume(Session(ended), RUN, "", {}, force=False)
     assert not (run / "training" / "strategies").exists() and (run / "training" / "node" / "finetune.py").exists()
 
 
@@ -216,7 +216,7 @@ def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
 def test_a_forced_resume_goes_by_the_changed_recipe_and_keeps_the_one_before(ended: Stands, capsys):
     run, before = ended.runs / RUN, load_recipe("tiny")
     overrides = {"optimizer.lr": "0.5", "save_every": "7"}
-    assert resume_run.resume(Session(ended), RUN, None, overrides, force=True) == RUN
+    assert resume_run.resume(Session(ended), RUN, "", overrides, force=True) == RUN
     assert ended.started.arguments == ("--resume", "--force")
     after = read_recipe(run / "recipe.toml")
     assert (after.optimizer.lr, after.save_every) == (0.5, 7)
@@ -229,11 +229,11 @@ def test_what_a_forced_resume_trains_from_another_base_model_is_what_a_fetch_tak
     (run / "plan.json").write_text(json.dumps({"base_model_hash": hashes[0], "model_dir": "tiny"}))
     sealed = Path(Session(ended).launch(RUN, "").models) / "tiny" / ORIGIN
     sealed.write_text(json.dumps({"hash": hashes[1]}))
-    resume_run.resume(Session(ended), RUN, None, {}, force=False)
+    resume_run.resume(Session(ended), RUN, "", {}, force=False)
     assert planned_base_models(run) == {hashes[0]}
     for number in (1, 2, 2):
         sealed.write_text(json.dumps({"hash": hashes[number]}))
-        resume_run.resume(Session(ended), RUN, None, {}, force=True)
+        resume_run.resume(Session(ended), RUN, "", {}, force=True)
         assert planned_base_models(run) == {*hashes[: number + 1]}
 
 
@@ -260,24 +260,24 @@ def prepared(ended: Stands, monkeypatch) -> list[tuple[int, DataRequest, bool]]:
 
 def test_a_resume_that_changes_the_data_prepares_them_again_as_they_were_before_it_starts(ended: Stands, prepared):
     place = Session(ended)
-    resume_run.resume(place, RUN, None, {"optimizer.lr": "0.5", "seed": "7", "save_every": "3"}, force=True)
+    resume_run.resume(place, RUN, "", {"optimizer.lr": "0.5", "seed": "7", "save_every": "3"}, force=True)
     assert prepared == [], "none of these decides what the data are"
     del ended.started
-    resume_run.resume(place, RUN, None, {"max_length": "77"}, force=True)
+    resume_run.resume(place, RUN, "", {"max_length": "77"}, force=True)
     assert prepared.pop() == (77, DataRequest(skip_bad=True), False) and ended.started
     (ended.runs / RUN / "data" / "train.hub").write_text("owner/name")
     (ended.runs / RUN / "data" / "report.json").write_text('{"report": {"bad": 0}}')
     for key, value in (("batching", "padded"), ("train_on", "all"), ("pad_token", "x"), ("validation.fraction", "0.2")):
-        resume_run.resume(place, RUN, None, {key: value}, force=True)
+        resume_run.resume(place, RUN, "", {key: value}, force=True)
         assert prepared.pop()[1] == DataRequest(from_hub=True), key
-    resume_run.resume(place, RUN, None, {"seed": "8"}, force=True)
+    resume_run.resume(place, RUN, "", {"seed": "8"}, force=True)
     assert prepared.pop(), "the seed chooses what is held out"
 
 
 def test_a_resume_whose_data_cannot_be_prepared_leaves_the_recipe_as_it_was(ended: Stands, prepared):
     before = (ended.runs / RUN / "recipe.toml").read_text()
     with pytest.raises(DataError, match="within 9 tokens"):
-        resume_run.resume(Session(ended), RUN, None, {"max_length": "9"}, force=True)
+        resume_run.resume(Session(ended), RUN, "", {"max_length": "9"}, force=True)
     assert not hasattr(ended, "started")
     assert (ended.runs / RUN / "recipe.toml").read_text() == before
     assert not list((ended.runs / RUN).glob("recipe.before-*"))
@@ -300,16 +300,16 @@ def test_a_resume_is_given_the_time_its_last_steps_took_where_it_goes_on_as_it_w
     hosts = (Host("localhost", "127.0.0.1", 9),) if goes_on == "on another machine" else launch.hosts
     (ended.runs / RUN / "launch.json").write_text(launch_text(replace(launch, hosts=hosts)))
     overrides = {"strategy": "zero2"} if goes_on == "with another strategy" else {}
-    resume_run.resume(Session(ended), RUN, None, overrides, force=False)
+    resume_run.resume(Session(ended), RUN, "", overrides, force=False)
     assert covered == [seconds]
 
 
 def test_what_is_not_computed_may_change_without_force(ended: Stands):
-    resume_run.resume(Session(ended), RUN, None, {"save_every": "7", "strategy": "zero2"}, force=False)
+    resume_run.resume(Session(ended), RUN, "", {"save_every": "7", "strategy": "zero2"}, force=False)
     assert ended.started.arguments == ("--resume",)
     assert read_recipe(ended.runs / RUN / "recipe.toml").strategy == "zero2"
     with pytest.raises(LaunchError, match=r"keeps its recipe; this would be optimizer\.lr 0\.5 instead of .* --force"):
-        resume_run.resume(Session(ended), RUN, None, {"optimizer.lr": "0.5"}, force=False)
+        resume_run.resume(Session(ended), RUN, "", {"optimizer.lr": "0.5"}, force=False)
     assert read_recipe(ended.runs / RUN / "recipe.toml").optimizer.lr != 0.5
 
 
@@ -318,9 +318,9 @@ def test_a_finished_run_goes_on_only_to_more_steps(ended: Stands):
     place = Session(ended)
     for overrides, force in (({}, False), ({"steps": "999"}, False), ({"optimizer.lr": "0.5"}, True)):
         with pytest.raises(LaunchError) as refused:
-            resume_run.resume(place, RUN, None, overrides, force=force)
+            resume_run.resume(place, RUN, "", overrides, force=force)
         assert refused.value.exit_code == 2
-    assert resume_run.resume(place, RUN, None, {"steps": "999"}, force=True) == RUN
+    assert resume_run.resume(place, RUN, "", {"steps": "999"}, force=True) == RUN
     assert read_recipe(ended.runs / RUN / "recipe.toml").steps == 999
 
 
@@ -530,11 +530,10 @@ def learned(tmp_path: Path) -> HereHead:
     return HereHead(tmp_path)
 
 
-def test_a_newest_run_that_learned_nothing_gives_way_to_the_only_one_that_did(learned, capsys):
-    assert runs.newest_with_checkpoint(learned, None) == OLD
-    said = capsys.readouterr().out
-    assert said == f"{NEWEST}, the newest run, ended with no checkpoint: taking {OLD}\n"
-    assert runs.newest_with_checkpoint(learned, NEWEST) == NEWEST, "who names one means it"
+def test_a_newest_run_that_learned_nothing_gives_way_to_the_only_one_that_did(learned):
+    note = f"{NEWEST}, the newest run, ended with no checkpoint: taking {OLD}"
+    assert runs.newest_with_checkpoint(learned, None) == (OLD, note)
+    assert runs.newest_with_checkpoint(learned, NEWEST) == (NEWEST, ""), "who names one means it"
 
 
 def test_of_several_that_learned_something_one_has_to_be_named(learned):
@@ -544,20 +543,21 @@ def test_of_several_that_learned_something_one_has_to_be_named(learned):
 
 
 def test_a_finished_run_is_nothing_to_resume(learned):
-    assert runs.newest_with_checkpoint(learned, None, to_resume=True) == NEWEST
+    assert runs.newest_with_checkpoint(learned, None, to_resume=True)[0] == NEWEST
     make_run(learned.runs, NEWER, state="stopped", steps=(2,))
-    assert runs.newest_with_checkpoint(learned, None, to_resume=True) == NEWER
+    assert runs.newest_with_checkpoint(learned, None, to_resume=True)[0] == NEWER
 
 
-def test_a_newest_run_with_a_checkpoint_is_taken_however_many_others_there_are(learned, capsys):
+def test_a_newest_run_with_a_checkpoint_is_taken_however_many_others_there_are(learned):
     make_run(learned.runs, NEWER, steps=(2,))
     (learned.runs / NEWEST / "checkpoints" / "step-2").mkdir()
-    assert runs.newest_with_checkpoint(learned, None) == NEWEST and capsys.readouterr().out == ""
+    assert runs.newest_with_checkpoint(learned, None) == (NEWEST, "")
 
 
 def test_a_run_of_another_recipe_is_no_candidate_for_the_one_that_is_named(learned):
     make_run(learned.runs, "qwen3-8b-20260201-080000", state="failed")
-    assert runs.newest_with_checkpoint(learned, None, "qwen3-8b") == "qwen3-8b-20260201-080000"
+    named = start_run.recipe_name("Qwen/Qwen3-8B")
+    assert runs.newest_with_checkpoint(learned, None, named)[0] == "qwen3-8b-20260201-080000"
 
 
 @pytest.mark.parametrize(("user", "owner"), [("", 0), ("1234", 1234)])

@@ -19,7 +19,7 @@ from inventory.shown import clock
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
 from tests.support.run_folders import make_run
-from training.laptop import asking, rental, starting
+from training.laptop import head_node, rental, start_lock
 from training.laptop.head_node import HereHead
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
@@ -199,8 +199,8 @@ IDLE = [
 
 
 def test_what_answers_questions_about_runs_uses_no_machine(tmp_path, monkeypatch):
-    with node_program.start_here(shlex.join(asking.ARGV)) as program:
-        assert asking.Questions(program).ask(fs.exists, tmp_path)
+    with node_program.start_here(shlex.join(head_node.ARGV)) as program:
+        assert head_node.Questions(program).ask(fs.exists, tmp_path)
         found = HereHead(tmp_path).shell(f"pgrep -f {rental._QUESTIONS}").split()
         assert found and str(os.getpid()) not in found
     (tmp_path / "ps").write_text(f"#!/bin/sh\necho '900 700 {SESSION.format(1)} python3'\necho '700 1 0:: sshd'\n")
@@ -237,7 +237,7 @@ def test_who_came_by_ssh_is_found_by_its_processes(tmp_path, monkeypatch, proces
 def test_a_run_that_goes_on_or_is_being_started_keeps_the_machines(opened, capsys, monkeypatch):
     cluster, at_hand = opened(hours_idle=1)
     planned = release(cluster)
-    with starting.hold_start_lock(at_hand.head):
+    with start_lock.hold_start_lock(at_hand.head):
         rental.shorten_idle_lease(at_hand)
     assert release(cluster) == planned and capsys.readouterr().out == ""
     make_run(at_hand.head.runs, NEW)  # which is over

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.heads import HeadOver, cluster_of, node
-from training.laptop import new_run
+from training.laptop import start_lock
 from training.laptop.open_cluster import Session
 from training.run.launch import LaunchError
 from training.run.notices import RECORD, DiskRecord, next_record, parse_record, record_text
@@ -42,17 +42,17 @@ def cluster(tmp_path: Path, record: DiskRecord | None, disk: str) -> Session:
 
 
 def test_runs_start_on_the_clusters_own_disk_and_on_one_of_an_earlier_version(tmp_path):
-    new_run.refuse_other_disk(cluster(tmp_path, None, disk="b"))
+    start_lock.refuse_other_disk(cluster(tmp_path, None, disk="b"))
     mine = cluster(tmp_path, DiskRecord("demo", ("a", "b")), disk="b")
-    new_run.refuse_other_disk(mine)
-    assert new_run.disk_record(mine.head) == DiskRecord("demo", ("a", "b"))
+    start_lock.refuse_other_disk(mine)
+    assert start_lock.disk_record(mine.head) == DiskRecord("demo", ("a", "b"))
 
 
 def test_no_run_starts_on_another_clusters_disk(tmp_path):
     with pytest.raises(LaunchError, match=r"/data on te1 is of the cluster 'other', not 'demo'; run the base deploy"):
-        new_run.refuse_other_disk(cluster(tmp_path, DiskRecord("other", ("a",)), disk="a"))
+        start_lock.refuse_other_disk(cluster(tmp_path, DiskRecord("other", ("a",)), disk="a"))
 
 
 def test_no_run_starts_on_a_disk_that_came_after_the_base_deploy(tmp_path):
     with pytest.raises(LaunchError, match="has the data disk b, but its /data is set up as a; run the base deploy"):
-        new_run.refuse_other_disk(cluster(tmp_path, DiskRecord("demo", ("a",)), disk="b"))
+        start_lock.refuse_other_disk(cluster(tmp_path, DiskRecord("demo", ("a",)), disk="b"))

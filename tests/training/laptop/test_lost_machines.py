@@ -16,11 +16,11 @@ from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.memory_settings import MemoryTable
 from tests.support.rented_in_memory import Rented
-from training.laptop import attach, lost_machines, new_run, rental, start_run, starting
-from training.laptop.follow import RunLook
+from training.laptop import fetch, follow, lost_machines, rental, start_lock
+from training.laptop.at_risk import RunsAtRisk
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import Session
-from training.laptop.run_list.giving_back import RunsAtRisk
+from training.laptop.run_look import RunLook
 from training.run.causes import Cause
 from training.run.folder import Status
 from training.text.counts import HOUR, money
@@ -35,7 +35,7 @@ def rented(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
     cluster = Rented(tmp_path, MemoryCloud())
-    for module in (lost_machines, rental):
+    for module in (follow, lost_machines, rental):
         monkeypatch.setattr(module, "open_cloud", lambda settings: cluster.cloud)
     cluster.machines = cluster.up(3)
     return cluster
@@ -166,7 +166,7 @@ def test_who_followed_a_run_into_a_loss_is_told_and_who_followed_it_to_its_end_i
     lose(rented, "te2")
     for kind, told in (("node_lost", True), ("reclaimed", True), ("none", False)):
         seen = RunLook(Status(RUN, "stopped", cause=Cause(kind)), alive=False, metrics=())
-        lost_machines.print_outcome_and_losses(at_hand, RUN, seen)
+        follow.print_outcome_and_losses(at_hand, RUN, seen)
         assert ("te2 is gone" in capsys.readouterr().out) == told
 
 
@@ -174,8 +174,8 @@ def test_the_ways_on_after_a_reclaim_are_told_once(rented, at_hand, capsys):
     """By what the machines allow; in general words where nobody can tell which are gone."""
     seen = RunLook(Status(RUN, "stopped", cause=Cause("reclaimed")), alive=False, metrics=())
     notice(rented, "te2")
-    lost_machines.print_outcome_and_losses(at_hand, RUN, seen)
-    lost_machines.print_outcome_and_losses(replace(at_hand, settings=None), RUN, seen)
+    follow.print_outcome_and_losses(at_hand, RUN, seen)
+    follow.print_outcome_and_losses(replace(at_hand, settings=None), RUN, seen)
     ways = [line for line in capsys.readouterr().out.splitlines() if f"fab train --resume {RUN}" in line]
     assert [way.startswith(begin) for way, begin in zip(ways, ("once te2", "go on when it is gone"), strict=True)] == [
         True,
@@ -189,15 +189,15 @@ def test_a_head_that_stays_away_because_it_is_gone_is_told_too(rented, at_hand, 
     def away(head, run_id):
         raise HeadError("te1 has not answered for a while")
 
-    monkeypatch.setattr(attach, "attach", away)
+    monkeypatch.setattr(follow, "follow_run", away)
     with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone: deleted by fab down, or "):
-        lost_machines.followed(at_hand, RUN)
+        follow.follow_training(at_hand, RUN)
     assert "nothing continues without te1" in capsys.readouterr().out
 
 
 def test_after_ctrl_c_it_is_said_until_when_the_machines_are_there(rented, at_hand, capsys, monkeypatch):
-    monkeypatch.setattr(attach, "attach", lambda head, run_id: None)
-    assert lost_machines.followed(at_hand, RUN) is None
+    monkeypatch.setattr(follow, "follow_run", lambda head, run_id: None)
+    assert follow.follow_training(at_hand, RUN) is None
     assert "nothing extends that" in capsys.readouterr().out
 
 
@@ -207,18 +207,18 @@ def locked(monkeypatch):
 
     @contextmanager
     def held(head):
-        yield starting.StartLock(head, SimpleNamespace(messages=lambda: None))
+        yield start_lock.StartLock(head, SimpleNamespace(messages=lambda: None))
 
-    monkeypatch.setattr(starting.StartLock, "confirm", lambda lock: None)
-    monkeypatch.setattr(new_run, "hold_start_lock", held)
-    for name in ("refuse_active", "refuse_leaving", "refuse_other_disk", "remove_abandoned"):
-        monkeypatch.setattr(new_run, name, lambda at: None)
+    monkeypatch.setattr(start_lock.StartLock, "confirm", lambda lock: None)
+    monkeypatch.setattr(start_lock, "hold_start_lock", held)
+    for name in ("refuse_active", "refuse_leaving", "refuse_other_disk"):
+        monkeypatch.setattr(start_lock, name, lambda at: None)
 
 
 def test_ctrl_c_before_a_start_is_told_that_nothing_was_started_and_until_when_the_machines_are_there(
     rented, at_hand, locked, capsys
 ):
-    with pytest.raises(KeyboardInterrupt), new_run.start_lock(at_hand):
+    with pytest.raises(KeyboardInterrupt), start_lock.locked_start(at_hand):
         raise KeyboardInterrupt
     nothing, until = capsys.readouterr().out.splitlines()
     assert nothing == "nothing was started"
@@ -230,7 +230,7 @@ def test_ctrl_c_from_the_moment_on_when_a_run_may_have_been_started_says_that_it
         raise KeyboardInterrupt
 
     at_hand.head.start = start
-    with pytest.raises(KeyboardInterrupt), new_run.start_lock(at_hand) as lock:
+    with pytest.raises(KeyboardInterrupt), start_lock.locked_start(at_hand) as lock:
         lock.start(SimpleNamespace(run_id=RUN), resumed=True)
     assert capsys.readouterr().out.startswith(f"{RUN} continues on its own.")
 
@@ -241,12 +241,11 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
         yield RUN
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(new_run, "new_run_folder", claimed)
-    monkeypatch.setattr(starting.StartLock, "start", lambda lock, launch: setattr(lock, "started", RUN))
-    monkeypatch.setattr(start_run, "_prepare_start", lambda *_: None if _[2].dry else object())
+    at_hand.head.start = lambda launch: None
     for dry in (False, True):
-        with pytest.raises(KeyboardInterrupt):
-            start_run.start(at_hand, start_run.StartRequest(SimpleNamespace(name="tiny"), None, dry=dry), None)
+        with pytest.raises(KeyboardInterrupt), start_lock.locked_start(at_hand) as lock, claimed(None, "tiny", None):
+            if not dry:
+                lock.start(SimpleNamespace(run_id=RUN), resumed=True)
         assert (f"{RUN} continues on its own." in capsys.readouterr().out) is not dry
 
 
@@ -254,9 +253,9 @@ def test_a_head_that_stays_away_though_it_is_there_leaves_nobody_who_extends(ren
     def away(head, run_id):
         raise HeadError("te1 has not answered for a while")
 
-    monkeypatch.setattr(attach, "attach", away)
+    monkeypatch.setattr(follow, "follow_run", away)
     with pytest.raises(HeadError):
-        lost_machines.followed(at_hand, RUN)
+        follow.follow_training(at_hand, RUN)
     assert "nothing extends that" in capsys.readouterr().out
 
 
@@ -269,9 +268,9 @@ def test_a_head_that_another_terminal_took_down_is_not_taken_for_the_one_made_af
         raise HeadError("te1 has not answered for a while")
 
     head = replace(at_hand.nodes[0], machine_id=rented.machines["demo-te1"].instance_id)
-    monkeypatch.setattr(attach, "attach", away)
+    monkeypatch.setattr(follow, "follow_run", away)
     with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone"):
-        lost_machines.followed(replace(at_hand, nodes=(head, *at_hand.nodes[1:])), RUN)
+        follow.follow_training(replace(at_hand, nodes=(head, *at_hand.nodes[1:])), RUN)
     assert "nothing extends that" not in capsys.readouterr().out
 
 
@@ -311,9 +310,9 @@ def test_a_run_with_a_validation_split_is_measured_on_it(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     (run := tmp_path / "runs" / "tiny-20260101-000000").mkdir(parents=True)
     (run / "recipe.toml").write_text(f"[validation]\nfraction = {fraction}\n")
-    attach.print_next_commands(SimpleNamespace(here=False), run.name)
+    fetch.print_next_commands(SimpleNamespace(here=False), run.name)
     assert said in (line := capsys.readouterr().out) and ("--data" in line) == (not fraction)
     assert line.startswith("what it has learned so far: fab generate ")
     (run / "status.json").write_text(f'{{"run_id": "{run.name}", "state": "finished"}}')
-    attach.print_next_commands(SimpleNamespace(here=False), run.name)
+    fetch.print_next_commands(SimpleNamespace(here=False), run.name)
     assert capsys.readouterr().out.startswith("next: fab generate ")

@@ -127,7 +127,7 @@ def test_a_run_that_wrote_nothing_is_said_before_anything_is_started(runs, tmp_p
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end):
-    (tmp_path / "fabfile.py").write_text("from training.laptop.run_list.tasks import namespace\n")
+    (tmp_path / "fabfile.py").write_text("from training.laptop.list_tasks import namespace\n")
     (tmp_path / "runs").symlink_to(runs)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     argv = [sys.executable, "-m", "fabric", "runs.metrics", "--here", "--run", RUN]

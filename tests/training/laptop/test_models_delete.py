@@ -9,8 +9,8 @@ import pytest
 
 from inventory.settings import Models, Settings
 from tests.support.run_folders import supervisor_of
+from training.laptop import models_on_nodes
 from training.laptop.head_node import HereHead
-from training.laptop.models import deleting, table
 from training.laptop.open_cluster import Session
 from training.run.folder import LAUNCH, STATUS, Status, status_text
 from training.run.launch import LaunchError
@@ -59,43 +59,45 @@ def folders(disk, more=""):
 def test_what_lies_whole_on_a_node_is_asked_of_every_node(cluster, disk):
     for place in ("models/tiny", "models/qwen3-8b", "models-of-te2/tiny"):
         (disk / place / ORIGIN).write_text("{}")
-    assert table.lying(cluster) == ({"te1": {"tiny", "qwen3-8b"}, "te2": {"tiny"}}, {"te3": "timed out"})
+    assert models_on_nodes.lying(cluster) == ({"te1": {"tiny", "qwen3-8b"}, "te2": {"tiny"}}, {"te3": "timed out"})
 
 
 def test_a_model_goes_from_every_node_and_what_that_frees_is_said_before(cluster, disk):
-    going = deleting.planned(cluster, "qwen3-8b")
+    going = models_on_nodes.plan_deletion(cluster, "qwen3-8b")
     said = list(going.lines)
     assert said[0] == f"delete  {disk}/models/qwen3-8b  on te1, te2: frees 4.0 MiB in all"
     assert said[1:] == ["stays   on te3, which could not be asked: timed out"]
     assert folders(disk) == ["qwen3-8b", "tiny", "tiny-not"]
-    assert deleting.delete(cluster, going) == {}
+    assert models_on_nodes.delete(cluster, going) == {}
     assert folders(disk) == folders(disk, "-of-te2") == ["tiny", "tiny-not"]
 
 
 @pytest.mark.parametrize("name", ["qwen3:8b", "Qwen/Qwen3-8B", "acme/Tiny-Not", "tiny-not"])
 def test_a_model_is_called_as_everywhere_or_by_its_folder(cluster, name):
-    assert deleting.planned(cluster, name).folder in ("qwen3-8b", "tiny-not")
+    assert models_on_nodes.plan_deletion(cluster, name).folder in ("qwen3-8b", "tiny-not")
 
 
 def test_one_that_cluster_toml_names_comes_back_and_that_is_said(cluster):
-    assert any('"tiny" stands in [models] names' in line for line in deleting.planned(cluster, "tiny").lines)
+    assert any(
+        '"tiny" stands in [models] names' in line for line in models_on_nodes.plan_deletion(cluster, "tiny").lines
+    )
 
 
 def test_a_model_that_is_nowhere_lists_those_there_are(cluster):
     with pytest.raises(LaunchError, match=r"no node has qwen3-14b at .*; there are: qwen3-8b, tiny, tiny-not"):
-        deleting.planned(cluster, "qwen3-14b")
+        models_on_nodes.plan_deletion(cluster, "qwen3-14b")
     with pytest.raises(LaunchError, match="no node has other"):
-        deleting.planned(cluster, "other")
+        models_on_nodes.plan_deletion(cluster, "other")
 
 
 def test_of_this_machine_no_nodes_are_told_and_a_folder_of_the_users_stays(cluster, disk):
     here = replace(cluster, settings=None)
     with pytest.raises(LaunchError, match=r"^this machine does not have other at .*; there are: .*tiny-not$"):
-        deleting.planned(here, "other")
+        models_on_nodes.plan_deletion(here, "other")
     (own := disk / "own").mkdir()
     for there, who, folder in ((here, "this machine does not have", str(own)), (cluster, "no node has", "~/gone/own")):
         with pytest.raises(LaunchError, match=rf"^{who} .*/own at .*; a folder of your own is never deleted$"):
-            deleting.planned(there, folder)
+            models_on_nodes.plan_deletion(there, folder)
 
 
 @pytest.mark.parametrize("how", ["--model {}", "--model={}", "{}/model.safetensors"])
@@ -105,19 +107,19 @@ def test_a_program_that_is_given_the_model_keeps_it_on_every_node(cluster, disk,
         [sys.executable, "-c", "import sys; sys.stdin.read()", *words], stdin=subprocess.PIPE
     ) as program:
         with pytest.raises(LaunchError, match=rf"tiny is in use on te2 by {program.pid} "):
-            deleting.planned(cluster, "tiny")
-        assert deleting.planned(cluster, "tiny-not")
+            models_on_nodes.plan_deletion(cluster, "tiny")
+        assert models_on_nodes.plan_deletion(cluster, "tiny-not")
         program.stdin.close()
     program.wait()
-    assert deleting.planned(cluster, "tiny")
+    assert models_on_nodes.plan_deletion(cluster, "tiny")
 
 
 def test_a_program_that_has_its_weights_in_memory_keeps_it_too(cluster, disk):
     with (disk / "models" / "tiny" / "model.safetensors").open("rb") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
             with pytest.raises(LaunchError, match="tiny is in use on te1 by "):
-                deleting.planned(cluster, "tiny")
-    assert deleting.planned(cluster, "tiny")
+                models_on_nodes.plan_deletion(cluster, "tiny")
+    assert models_on_nodes.plan_deletion(cluster, "tiny")
 
 
 def test_a_run_that_is_going_on_keeps_its_base_model_and_no_other(cluster, disk):
@@ -128,8 +130,8 @@ def test_a_run_that_is_going_on_keeps_its_base_model_and_no_other(cluster, disk)
     with supervisor_of(run) as supervisor:
         (run / STATUS).write_text(status_text(Status(RUN, "running", supervisor_pid=supervisor.pid)))
         with pytest.raises(LaunchError, match=f"{RUN} trains tiny now.* fab stop --run {RUN}"):
-            deleting.planned(cluster, "tiny")
-        assert deleting.planned(cluster, "qwen3-8b")
+            models_on_nodes.plan_deletion(cluster, "tiny")
+        assert models_on_nodes.plan_deletion(cluster, "qwen3-8b")
 
 
 def test_a_base_that_runs_with_a_checkpoint_were_trained_from_is_kept_unless_by_force(cluster, disk):
@@ -140,8 +142,8 @@ def test_a_base_that_runs_with_a_checkpoint_were_trained_from_is_kept_unless_by_
     (disk / "runs" / RUN).mkdir()
     (disk / "runs" / RUN / "plan.json").write_text('{"model_dir": "tiny-not"}')
     with pytest.raises(LaunchError) as refused:
-        deleting.planned(cluster, "tiny")
+        models_on_nodes.plan_deletion(cluster, "tiny")
     newest = ", ".join(f"tiny-2026020{number}-000000" for number in (5, 4, 3))
     assert str(refused.value).startswith(f"tiny is the base model of {newest} and 2 more, which cannot be asked")
-    assert deleting.planned(cluster, "tiny", force=True)
-    assert deleting.planned(cluster, "tiny-not"), "a run without a checkpoint needs none"
+    assert models_on_nodes.plan_deletion(cluster, "tiny", force=True)
+    assert models_on_nodes.plan_deletion(cluster, "tiny-not"), "a run without a checkpoint needs none"

@@ -13,7 +13,7 @@ from tests.support.llama_shape import model_shape
 from tests.training.plan import test_checks as plan_checks
 from training.cost.memory import GIB
 from training.cost.shape import known_shape
-from training.laptop import head_node
+from training.laptop import open_cluster
 from training.laptop.head_node import HereHead
 from training.models.names import load_recipe
 from training.plan.facts import (
@@ -63,13 +63,13 @@ def test_what_a_nodes_shell_prints_beside_its_answer_is_no_card(nodes: Path, tmp
     (nodes / "te2").write_text(f"{A10}, 23028\n")
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text(ssh.read_text().replace("shift 4;", "shift 4; echo Welcome to te2;") + "echo Bye\n")
-    assert head_node.of_nodes(HereHead(tmp_path), launch(*HOSTS[:2]))[1].cards == (A10_CARD,)
+    assert open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(*HOSTS[:2]))[1].cards == (A10_CARD,)
 
 
 def test_every_node_says_what_cards_and_ram_it_has_in_rank_order(nodes: Path, tmp_path: Path):
     for n, name in enumerate((A10, RTX, RTX, A10), start=1):
         (nodes / f"te{n}").write_text(f"{name}, 23028\n" * n)
-    found = head_node.of_nodes(HereHead(tmp_path), launch(*HOSTS))
+    found = open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(*HOSTS))
     assert [node.name for node in found] == ["te1", "te2", "te3", "te4"]
     assert [node.cards[0].name for node in found] == [A10, RTX, RTX, A10]
     assert [len(node.cards) for node in found] == [1, 2, 3, 4]
@@ -81,33 +81,33 @@ def test_a_node_whose_disk_is_full_is_told_from_one_that_does_not_say(nodes: Pat
     for name in ("te1", "te2"):
         (nodes / name).write_text(f"{A10}, 23028\n")
     for disk, free in (("", inf), (str(tmp_path / "none"), inf), ("/proc", 0.0)):
-        found = head_node.of_nodes(HereHead(tmp_path), replace(launch(*HOSTS[:2]), data_disk=disk))
+        found = open_cluster.hardware_of_nodes(HereHead(tmp_path), replace(launch(*HOSTS[:2]), data_disk=disk))
         assert [node.disk_free_bytes for node in found] == [free, free], disk
 
 
 def test_a_node_that_does_not_answer_is_taken_for_one_like_the_head(nodes: Path, tmp_path: Path):
     (nodes / "te1").write_text(f"{L20}, 46068\n")
-    found = head_node.of_nodes(HereHead(tmp_path), launch(*HOSTS[:2]))
+    found = open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(*HOSTS[:2]))
     assert found[1] == NodeHardware("te2", 1, found[0].cards, found[0].ram_bytes)
 
 
 def test_what_a_broken_driver_says_is_no_card(nodes: Path, tmp_path: Path):
     (nodes / "te1").write_text("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver, 9\n")
-    (broken,) = head_node.of_nodes(HereHead(tmp_path), launch(HOSTS[0]))
+    (broken,) = open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(HOSTS[0]))
     assert broken.cards == () and broken.ram_bytes > 0
 
 
 def test_on_the_cpu_the_cards_do_not_count(nodes: Path, tmp_path: Path):
     (nodes / "te1").write_text(f"{A10}, [N/A]\n")
-    assert head_node.of_nodes(HereHead(tmp_path), launch(HOSTS[0]))[0].cards == (Card(A10, inf),)
-    (alone,) = head_node.of_nodes(HereHead(tmp_path), launch(HOSTS[0], DS_ACCELERATOR="cpu"))
+    assert open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(HOSTS[0]))[0].cards == (Card(A10, inf),)
+    (alone,) = open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(HOSTS[0], DS_ACCELERATOR="cpu"))
     assert alone.cards == () and alone.ram_bytes > 0
 
 
 def test_a_name_with_a_quote_in_it_is_no_command(nodes: Path, tmp_path: Path):
     (nodes / "te1").write_text(f"{A10}, 23028\n")
     hosts = (HOSTS[0], Host(f"a'; touch {tmp_path}/ran; '", "10.0.0.9", 1))
-    assert len(head_node.of_nodes(HereHead(tmp_path), launch(*hosts))) == 2
+    assert len(open_cluster.hardware_of_nodes(HereHead(tmp_path), launch(*hosts))) == 2
     assert not (tmp_path / "ran").exists()
 
 
@@ -129,7 +129,7 @@ def test_the_slowest_come_first_but_for_the_head():
     mixed = having((RTX_CARD,), (RTX_CARD,), (A10_CARD,), (A10_CARD,))
     assert [node.name for node in slowest_first(mixed)] == ["te1", "te3", "te4", "te2"]
     assert slowest_first(mixed[:2]) == tuple(mixed[:2])
-    ordered, nodes = head_node.with_slowest_first(launch(*HOSTS), tuple(mixed))
+    ordered, nodes = open_cluster.with_slowest_first(launch(*HOSTS), tuple(mixed))
     assert [host.name for host in ordered.hosts] == [node.name for node in nodes] == ["te1", "te3", "te4", "te2"]
 
 

@@ -35,7 +35,7 @@ from training.laptop import data_size, data_view, machines
 from training.laptop.data_size import size_of
 from training.laptop.data_view import Question
 from training.laptop.machines import fleet
-from training.laptop.measurements import Measurements
+from training.laptop.preparing import Measurements
 from training.laptop.start_run import resolve_recipe
 from training.models import tiny
 from training.models.names import load_recipe, recipe_names

@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
 from training.data.sample import Bad, DataError
-from training.laptop import attach, base_model, new_run, preparing, runs, start_run, starting
+from training.laptop import base_model, follow, new_run, preparing, runs, start_lock, start_run, status
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
 from training.laptop.on_head import fs
@@ -188,15 +188,15 @@ def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Pat
     hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
     two = Launch(RUN, "/data/runs/x", hosts, "training.node.finetune", (), "python", {})
     head = HereHead(tmp_path)
-    assert preparing.known_of(cluster_of(head), two, A10S).bytes_per_s is None
-    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == pytest.approx(1.7e9)
+    assert preparing.measured_speeds(cluster_of(head), two, A10S).bytes_per_s is None
+    assert preparing.measured_speeds(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == pytest.approx(1.7e9)
     check = {"run_id": "check-1", "time": 1.0, "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
     check |= {"checks": [], "pairs": [], "sweep": [SWEEP]}
     folder = tmp_path / "runs" / "check-20260101-000000"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(check))
-    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == 1.25e9
-    assert preparing.known_of(cluster_of(head, name="another"), two, A10S).bytes_per_s is None
+    assert preparing.measured_speeds(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == 1.25e9
+    assert preparing.measured_speeds(cluster_of(head, name="another"), two, A10S).bytes_per_s is None
 
 
 class Recorded(HereHead):
@@ -226,7 +226,7 @@ def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **w
     monkeypatch.setattr(base_model, "here_base_model", lambda recipe, target: "0" * 64)
     monkeypatch.setattr(preparing, "prepare", preparation or prepare)
     recipe = load_recipe("tiny")
-    with start_run.checked_data(recipe) as given:
+    with new_run.checked_data(recipe) as given:
         return start_run.start(Session(head), start_run.StartRequest(recipe, given, **wishes), MOMENT)
 
 
@@ -258,7 +258,7 @@ def test_ctrl_c_before_a_start_speaks_of_no_run(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("training.laptop.start_run.resolve_recipe", interrupted)
+    monkeypatch.setattr("training.laptop.start_run.recipe_with", interrupted)
     with pytest.raises(Exit) as ended:
         train.body(Context(), model="tiny")
     assert ended.value.code == 130 and "started" not in ended.value.message
@@ -296,7 +296,7 @@ def test_what_an_interrupted_start_left_is_removed_by_the_next_and_nothing_else_
 
 
 def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(starting, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(start_lock, "LOCK_WAIT_S", 0.1)
     head, prepares, go_on = Recorded(tmp_path / "runs"), threading.Event(), threading.Event()
 
     def prepare(*_: object) -> Any:
@@ -312,9 +312,9 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
         with pytest.raises(LaunchError, match=rf"^{RUN} is being started on this machine; wait for it"):
             start(head, monkeypatch, PREPARED, prepare, dry=dry)
     with pytest.raises(LaunchError, match="is being started"):
-        preparing.start(Session(head), MOMENT)
+        preparing.start_check(Session(head), MOMENT)
     with pytest.raises(LaunchError, match="is being started"):
-        new_run.refuse_second(head)
+        start_lock.refuse_second(head)
     assert runs.running_or_starting(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
     go_on.set()
     worker.join(30)
@@ -333,9 +333,8 @@ def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
     assert renting._stake()[0].active == ""
     snapshots._end_runs(None, te1, False)
-    with starting.hold_start_lock(head):
-        mine = starting.reserve_run_id(head, "tiny", MOMENT)
-        assert renting._stake()[0].active == mine.run_id == RUN
+    with start_lock.hold_start_lock(head), new_run.new_run_folder(head, "tiny", MOMENT) as run_id:
+        assert renting._stake()[0].active == run_id == RUN
         with pytest.raises(RentError, match=f"{RUN} is being started"):
             snapshots._end_runs(None, te1, True)
     assert renting._stake()[0].active == ""
@@ -344,28 +343,28 @@ def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
 def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only_that(tmp_path: Path):
     head = HereHead(tmp_path / "it's runs")
     head.make_runs()
-    first, second = (starting.reserve_run_id(head, "tiny", MOMENT) for _ in range(2))
-    assert (first.run_id, second.run_id) == (RUN, "tiny-20260131-154501")
-    starting.discard_run(head, replace(first, run_id=second.run_id))
-    assert (head.runs / second.run_id).exists(), "another's"
-    starting.discard_run(head, first)
-    head.ask(fs.rename, head.runs / second.run_id / PREPARING, head.runs / second.run_id / CLAIM)
-    starting.discard_run(head, second)
-    assert [path.name for path in head.runs.iterdir()] == [second.run_id], "a run that is ready is no start any more"
+    new = partial(new_run.new_run_folder, head, "tiny", MOMENT)
+    with new() as first, new() as second:
+        assert (first, second) == (RUN, "tiny-20260131-154501")
+        (head.runs / second / PREPARING).write_text("another's\n")
+    assert [path.name for path in head.runs.iterdir()] == [second], "another's"
+    with new() as first:
+        head.ask(fs.rename, head.runs / first / PREPARING, head.runs / first / CLAIM)
+    assert (head.runs / first).exists(), "a run that is ready is no start any more"
 
 
 def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
     code = (
-        "import signal, sys; from pathlib import Path; from training.laptop import starting\n"
+        "import signal, sys; from pathlib import Path; from training.laptop import start_lock\n"
         "from training.laptop.head_node import HereHead\n"
-        "with starting.hold_start_lock(HereHead(Path(sys.argv[1]))): print(1, flush=True); signal.pause()"
+        "with start_lock.hold_start_lock(HereHead(Path(sys.argv[1]))): print(1, flush=True); signal.pause()"
     )
     argv = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as other:
         assert other.stdout and other.stdout.readline()
-        assert starting.under_way(HereHead(tmp_path)) == "a run"
+        assert runs.under_way(HereHead(tmp_path)) == "a run"
         other.kill()
-    with starting.hold_start_lock(HereHead(tmp_path)) as mine:
+    with start_lock.hold_start_lock(HereHead(tmp_path)) as mine:
         mine.confirm()
 
 
@@ -375,17 +374,17 @@ def test_the_turn_needs_no_program_but_a_shell(tmp_path: Path, monkeypatch):
     (tools / "sh").symlink_to(str(shutil.which("sh")))
     head = HereHead(tmp_path)
     monkeypatch.setenv("PATH", str(tools))
-    assert starting.under_way(head) == ""
-    with starting.hold_start_lock(head) as mine:
+    assert runs.under_way(head) == ""
+    with start_lock.hold_start_lock(head) as mine:
         mine.confirm()
-        assert starting.under_way(head) == "a run"
+        assert runs.under_way(head) == "a run"
 
 
 def test_who_looks_at_the_turn_is_in_nobodys_way_who_looks_too(tmp_path: Path):
     onlooker = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(onlooker, fcntl.LOCK_SH)
-        assert starting.under_way(HereHead(tmp_path)) == ""
+        assert runs.under_way(HereHead(tmp_path)) == ""
     finally:
         os.close(onlooker)
 
@@ -396,7 +395,7 @@ def test_a_turn_that_cannot_be_looked_at_is_not_taken_for_free(tmp_path: Path, m
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     with pytest.raises(HeadError):
-        starting.under_way(HereHead(tmp_path))
+        runs.under_way(HereHead(tmp_path))
 
 
 def test_no_ranks_are_started_on_another_system_than_linux(tmp_path: Path, monkeypatch):
@@ -413,22 +412,22 @@ def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, node, monk
         return head
 
     with closing(far()) as one, closing(far()) as other:
-        with pytest.raises(HeadError, match=r"^te1 has not heard"), starting.hold_start_lock(one) as mine:
-            with pytest.raises(LaunchError, match=r"^a run is being started on te1"), starting.hold_start_lock(other):
+        with pytest.raises(HeadError, match=r"^te1 has not heard"), start_lock.hold_start_lock(one) as mine:
+            with pytest.raises(LaunchError, match=r"^a run is being started on te1"), start_lock.hold_start_lock(other):
                 pytest.fail("two have the turn")
             mine.confirm()
             one.close()
-            with starting.hold_start_lock(other) as theirs:
+            with start_lock.hold_start_lock(other) as theirs:
                 theirs.confirm()
             mine.confirm()
 
 
 def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(starting, "SILENCE_S", 1)
+    monkeypatch.setattr(start_lock, "SILENCE_S", 1)
     head = Recorded(tmp_path / "runs")
 
     def prepare(*_: object) -> Any:
-        until(lambda: not starting.under_way(head), "a turn that ends")
+        until(lambda: not runs.under_way(head), "a turn that ends")
         return PREPARED
 
     with pytest.raises(HeadError, match="has given it up: nothing was started"):
@@ -438,13 +437,13 @@ def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path
 
 @pytest.mark.proof  # the clock is that of a program of the shell: seconds
 def test_a_start_that_beats_keeps_the_turn_beyond_the_silence(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(starting, "SILENCE_S", 4)
-    monkeypatch.setattr(starting, "BEAT_S", 0.1)
-    head, beats, send = Recorded(tmp_path / "runs"), [], starting.StartLock._send
-    monkeypatch.setattr(starting.StartLock, "_send", lambda turn, word: beats.append(word) or send(turn, word))
+    monkeypatch.setattr(start_lock, "SILENCE_S", 4)
+    monkeypatch.setattr(start_lock, "BEAT_S", 0.1)
+    head, beats, send = Recorded(tmp_path / "runs"), [], start_lock.StartLock._send
+    monkeypatch.setattr(start_lock.StartLock, "_send", lambda turn, word: beats.append(word) or send(turn, word))
 
     def prepare(*_: object) -> Any:
-        until(lambda: len(beats) > starting.SILENCE_S / starting.BEAT_S, "beats for longer than the silence")
+        until(lambda: len(beats) > start_lock.SILENCE_S / start_lock.BEAT_S, "beats for longer than the silence")
         return PREPARED
 
     assert start(head, monkeypatch, PREPARED, prepare) == RUN
@@ -472,16 +471,16 @@ def test_files_and_folders_keep_their_kind_and_the_hubs_go_by_name(tmp_path: Pat
     (tmp_path / "some" / "inner").mkdir(parents=True)
     for name in ("some/a.jsonl", "some/inner/b.jsonl", "one.JSONL"):
         (tmp_path / name).write_text(line)
-    one = start_run.training_data(recipe, (str(tmp_path / "one.JSONL"),), tmp_path)
+    one = new_run.training_data(recipe, (str(tmp_path / "one.JSONL"),), tmp_path)
     assert list(one.files) == ["data/train.jsonl"] and one.summary and one.summary.records == 1
-    many = start_run.training_data(recipe, (str(tmp_path / "some"),), tmp_path)
+    many = new_run.training_data(recipe, (str(tmp_path / "some"),), tmp_path)
     assert sorted(many.files) == ["data/train/a.jsonl", "data/train/inner/b.jsonl"]
-    hub = start_run.training_data(recipe, ("owner/name",), tmp_path)
+    hub = new_run.training_data(recipe, ("owner/name",), tmp_path)
     assert hub.files == {"data/train.hub": "owner/name"} and hub.from_hub and hub.summary is None
     (tmp_path / "bad.jsonl").write_text(line + "{}\n")
     with pytest.raises(DataError):
-        start_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path)
-    skipped = start_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path, skip_bad=True)
+        new_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path)
+    skipped = new_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path, skip_bad=True)
     assert skipped.summary and (skipped.summary.records, skipped.summary.bad) == (1, 1)
 
 
@@ -491,7 +490,7 @@ def test_several_files_and_folders_are_one_run_in_the_order_given(tmp_path: Path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("".join(f'{{"prompt": "a", "completion": "{each}"}}\n' for each in answers))
     given = [str(tmp_path / name) for name in ("b", "a.jsonl", "c/a.jsonl")]
-    found = start_run.training_data(load_recipe("tiny"), given, tmp_path)
+    found = new_run.training_data(load_recipe("tiny"), given, tmp_path)
     assert found.summary and found.summary.records == 4
     for place, file in found.files.items():
         (tmp_path / "run" / place).parent.mkdir(parents=True, exist_ok=True)
@@ -508,18 +507,18 @@ def test_of_several_none_is_there_twice_missing_or_of_the_hub(tmp_path: Path):
     file.write_text('{"prompt": "a", "completion": "b"}\n')
     for other, said in ((str(tmp_path / "in"), "given twice"), ("no.jsonl", "no such file"), ("o/n", "taken alone")):
         with pytest.raises(DataError, match=said):
-            start_run.training_data(load_recipe("tiny"), (str(file), other), tmp_path)
+            new_run.training_data(load_recipe("tiny"), (str(file), other), tmp_path)
 
 
 def test_bad_records_come_with_what_can_be_done_and_those_alone_without_leaving_them_out(tmp_path: Path):
     (file := tmp_path / "a.jsonl").write_text("{}\n" * 5)
     with pytest.raises(DataError) as refusal:
-        start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
+        new_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
     assert str(refusal.value).startswith("5 records: none of messages, ")
     assert str(refusal.value).endswith(" lines 1, 2, 3, ...)\n5 bad records: there are no others; fix them")
     file.write_text('{}\n{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(DataError, match=r"\n1 bad record: fix them, or skip them with --skip-bad$"):
-        start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
+        new_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
 
 
 NAMED = {
@@ -538,7 +537,7 @@ def test_the_head_calls_files_as_their_user_does_and_knows_no_more_of_his_folder
     for name in ("a.jsonl", "b/x.jsonl", "b/a.jsonl", "c/a.jsonl", "c/in/x.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{"prompt": "a", "completion": "b"}\n')
-    found = start_run.training_data(load_recipe("tiny"), [str(tmp_path / name) for name in given], tmp_path)
+    found = new_run.training_data(load_recipe("tiny"), [str(tmp_path / name) for name in given], tmp_path)
     for place, file in found.shipped.items():
         (tmp_path / "run" / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / place).write_text(file if isinstance(file, str) else file.read_text())
@@ -553,8 +552,8 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
     _, cause, words = rank_end(Ended(1), None, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
     (head.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", f"rank 0 on te1 {words}", cause)))
     capsys.readouterr()
-    with pytest.raises(attach.RunFailed, match="ran out of GPU memory"):
-        attach.print_outcome(head, RUN, runs.look(head, RUN))
+    with pytest.raises(follow.RunFailed, match="ran out of GPU memory"):
+        follow.print_outcome(head, RUN, runs.look(head, RUN))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("planned: ")
     assert lines[1].startswith("  --set micro_batch=1: ") and "iB less" in lines[1]
@@ -564,9 +563,9 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
 def test_without_its_papers_a_failed_run_has_no_ladder(tmp_path: Path, monkeypatch, broken: str):
     head = Recorded(tmp_path / "runs")
     start(head, monkeypatch, PREPARED)
-    assert attach.memory_ladder(head, RUN)
+    assert follow.memory_ladder(head, RUN)
     (head.runs / RUN / broken).write_text("{")
-    assert attach.memory_ladder(head, RUN) == []
+    assert follow.memory_ladder(head, RUN) == []
 
 
 NCCL = """\
@@ -584,7 +583,7 @@ te2: [1] te2:377:400 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection 
 def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
     (run / "logs" / "launcher.log").write_text(NCCL)
     cluster = cluster_of(HereHead(run.parent))
-    attach.show_log(cluster, RUN, attach.LogPart.FACTS)
+    status.show_log(cluster, RUN, status.LogPart.FACTS)
     counts = {line.strip() for line in capsys.readouterr().out.strip().splitlines()}
     assert counts == {
         "2 NCCL INFO Channel via NET/Socket/0",
@@ -593,8 +592,8 @@ def test_what_nccl_logged_of_its_network_is_told_once(run: Path, capsys):
         "1 NCCL WARN socketProgress: Connection closed by remote peer te1<56938>",
     }
     (run / "logs" / "launcher.log").unlink()
-    attach.show_log(cluster, RUN, attach.LogPart.FACTS)
-    assert capsys.readouterr().out.strip() == attach.NO_NCCL
+    status.show_log(cluster, RUN, status.LogPart.FACTS)
+    assert capsys.readouterr().out.strip() == status.NO_NCCL
 
 
 EARLIER = b"te1: [0] Traceback (most recent call last):\nte1: [0] OSError: earlier\n"
@@ -632,10 +631,10 @@ def test_a_log_shows_once_what_the_ranks_wrote_since_the_last_start(run: Path, c
     for output in (EARLIER, WROTE.encode()):
         pass_on(io.BytesIO(output), run / "logs" / "launcher.log", queue.Queue(), threading.Event())
     cluster, lines = cluster_of(HereHead(run.parent)), WROTE.splitlines()
-    attach.show_log(cluster, RUN, attach.LogPart.OWN)
+    status.show_log(cluster, RUN, status.LogPart.OWN)
     assert capsys.readouterr().out.splitlines()[:-1] == [
         lines[number] for number in (3, 4, 10, 11, 13, 14, 17, 18, 21, 23, 22, 24)
     ]
-    attach.show_log(cluster, RUN, attach.LogPart.EVERY)
+    status.show_log(cluster, RUN, status.LogPart.EVERY)
     everything = capsys.readouterr().out
     assert all(line in everything for line in (*EARLIER.decode().splitlines(), *lines))

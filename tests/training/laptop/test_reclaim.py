@@ -15,11 +15,10 @@ import pytest
 from tests.support.heads import cluster_of, node
 from tests.support.supervised import status_of, supervisors, wait_for_output
 from tests.support.waiting import until
-from training.laptop import attach, new_run, rental
-from training.laptop.follow import RunLook
+from training.laptop import follow, rental, start_lock
 from training.laptop.head_node import HereHead
 from training.laptop.rental import tell_release
-from training.laptop.status import _plain
+from training.laptop.run_look import RunLook, _plain
 from training.node.supervision.end_processes import processes_of
 from training.run import notices
 from training.run.causes import Cause
@@ -213,32 +212,32 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
     monkeypatch.setattr(notices, "FOLDER", folder := tmp_path / "notices")
     head = Head(tmp_path / "runs")
     cluster = cluster_of(head, [node(0), node(1)])
-    new_run.refuse_leaving(cluster)
-    with pytest.raises(new_run.MachineAway) as stopped:
-        new_run.refuse_leaving(cluster_of(head, [node(0), replace(node(1), stopped=True)]))
+    start_lock.refuse_leaving(cluster)
+    with pytest.raises(start_lock.MachineAway) as stopped:
+        start_lock.refuse_leaving(cluster_of(head, [node(0), replace(node(1), stopped=True)]))
     assert stopped.value.exit_code == 1, "the user can ask the same again"
     notice(folder, "te9", in_s=200)
     notice(folder, "te2", in_s=-20, noticed_ago_s=320)
-    new_run.refuse_leaving(cluster)
+    start_lock.refuse_leaving(cluster)
     notice(folder, "te2", in_s=200)
     with pytest.raises(
         LaunchError, match=r"^te2 is being reclaimed at 2\d{3}-\d\d-\d\d \d\d:\d\d \(spot\): "
     ) as refused:
-        new_run.refuse_leaving(cluster)
+        start_lock.refuse_leaving(cluster)
     assert str(refused.value).endswith(
         "when it is gone, this command starts on the machines that are left; "
         "to start on all of them, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
     )
     notice(folder, "te1", in_s=200)
     with pytest.raises(LaunchError) as refused:
-        new_run.refuse_leaving(cluster)
+        start_lock.refuse_leaving(cluster)
     way = "fab rebuild, or fab up and the base deploy where there is no snapshot, then this command again"
     assert str(refused.value).endswith(f"when it is gone: {way}"), "without the head nothing starts"
 
 
 def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("reclaimed", saved=True, step=30))
-    attach.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
+    follow.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on when it is gone: fab train --resume tiny-20260131-154500, on the machines that are left; on all of "
         "them, and where the head is gone, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
@@ -247,7 +246,7 @@ def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snap
 
 def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("released", saved=True, step=30))
-    attach.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
+    follow.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on: fab up --hours N while they are there, else fab rebuild, or fab up and the base deploy where there is "
         "no snapshot; then fab train --resume tiny-20260131-154500"
@@ -257,7 +256,7 @@ def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(c
 @pytest.mark.parametrize("saved", [True, False])
 def test_who_stayed_with_a_run_that_somebody_stopped_hears_how_it_goes_on_where_it_saved(capsys, saved):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("asked", saved=saved))
-    attach.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
+    follow.print_outcome(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     way = "go on: fab train --resume tiny-20260131-154500"
     assert (way in capsys.readouterr().out.splitlines()) == saved
 

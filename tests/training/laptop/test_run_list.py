@@ -14,12 +14,12 @@ from invoke import Context, Exit
 from inventory.setting_types import SettingsError
 from tests.support import programs
 from tests.support.run_folders import make_run, supervisor_of
-from training.laptop import data_size, runs
+from training.laptop import at_risk, data_size, runs, status
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session, open_cluster
-from training.laptop.run_list import deleting, giving_back, listing
 from training.laptop.status import runs_table, since
-from training.laptop.tasks import data, status, train
+from training.laptop.tasks import data, train
+from training.laptop.tasks import status as status_task
 from training.run.folder import STATUS, Status, is_run_id, status_text
 from training.run.history import note_start, read_starts
 from training.run.launch import LaunchError
@@ -38,7 +38,7 @@ def places(tmp_path):
 
 
 def rows_of(home, there):
-    return listing.rows(listing.on_laptop(home), listing.on_head(HereHead(there)))
+    return status.merged_rows(status.on_laptop(home), status.on_head(HereHead(there)))
 
 
 def row_of(home, there, run_id=NEW):
@@ -65,11 +65,11 @@ def test_a_row_says_how_far_how_large_and_what_it_cost(places):
     run = make_run(there, NEW, steps=(2, 4))
     (run / "big").write_bytes(os.urandom(3 << 20))
     (run / "launch.json").write_text(json.dumps({"run_id": NEW, "cluster": "demo", "hosts": []}, indent=1))
-    (line,) = listing.lines(rows_of(home, there))
-    told = dict(zip(listing.HEADER, line, strict=True))
+    (line,) = status.row_lines(rows_of(home, there))
+    told = dict(zip(status.HEADER, line, strict=True))
     assert (told["model"], told["state"], told["step"], told["cost"]) == ("tiny", "finished", "6/8", "3.00 CNY")
     assert (told["laptop"], told["head"], told["fetched"]) == ("-", "3.0 MiB", "no")
-    (values,) = map(listing.values, rows_of(home, there))
+    (values,) = map(status.row_values, rows_of(home, there))
     assert values["cluster"] == "demo"
     assert (values["cost"], values["currency"], values["head_steps"], values["laptop_bytes"]) == (
         3.0,
@@ -86,7 +86,7 @@ def test_a_run_that_was_resumed_began_at_its_first_start(places):
         note_start(run, SimpleNamespace(command=command, hosts=()), at)
     (row,) = rows_of(home, there)
     assert row.started == 1769874000.5
-    assert listing.values(row)["begun"] == "2026-01-31T15:40:00.500000+00:00"
+    assert status.row_values(row)["begun"] == "2026-01-31T15:40:00.500000+00:00"
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_a_run_made_here_says_whether_what_it_learned_is_where_it_is_loaded_from
 def deleted(places, *ids, only=""):
     """Delete as the task does; the lines said before."""
     home, there = places
-    going = deleting.planned(rows_of(home, there), ids, only)
-    said = list(deleting.lines(going, head_asked=True))
+    going = at_risk.plan_deletion(rows_of(home, there), ids, only)
+    said = list(at_risk.deletion_lines(going, head_asked=True))
     if going.of("head"):
-        assert deleting.on_nodes(going, Session(HereHead(there))) == {}
-    deleting.on_laptop(going, home)
+        assert at_risk.on_nodes(going, Session(HereHead(there))) == {}
+    at_risk.on_laptop(going, home)
     return said
 
 
@@ -221,7 +221,7 @@ port = 1
 
 
 def fab(folder, *words):
-    (folder / "fabfile.py").write_text("from training.laptop.run_list.tasks import namespace\n")
+    (folder / "fabfile.py").write_text("from training.laptop.list_tasks import namespace\n")
     (folder / "id").touch()
     (folder / "cluster.toml").write_text(UNREACHABLE.format(key=folder / "id"))
     env = {**os.environ, "PYTHONPATH": programs.PATH, "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
@@ -289,7 +289,7 @@ def test_where_there_is_no_cluster_a_run_of_this_machine_is_remembered(tmp_path,
         pytest.fail("there is no cluster")
     assert str(refused.value).endswith(hint) and ("--here" in str(refused.value)) is bool(hint)
     with pytest.raises(Exit) as told:
-        status.body(Context())
+        status_task.body(Context())
     assert ("add --here" in told.value.message) is bool(hint)
 
 
@@ -369,12 +369,12 @@ def test_a_run_that_learned_nothing_keeps_no_base_and_one_on_the_head_does(place
     parent = make_run(home, OLD, steps=(4,))
     (parent / "merged").mkdir()
     trained_from(make_run(there, MINE), parent / "merged")
-    deleting.refuse_bases(deleting.planned(rows_of(home, there), [OLD], ""), rows_of(home, there), home)
+    at_risk.refuse_bases(at_risk.plan_deletion(rows_of(home, there), [OLD], ""), rows_of(home, there), home)
     trained_from(make_run(there, NEW, steps=(2,)), parent / "merged")
     found = rows_of(home, there)
     with pytest.raises(LaunchError, match=f"is the base model of {NEW}"):
-        deleting.refuse_bases(deleting.planned(found, [OLD], ""), found, home)
-    deleting.refuse_bases(deleting.planned(found, [OLD, NEW], ""), found, home)
+        at_risk.refuse_bases(at_risk.plan_deletion(found, [OLD], ""), found, home)
+    at_risk.refuse_bases(at_risk.plan_deletion(found, [OLD, NEW], ""), found, home)
 
 
 BIG = "1" + "0" * 400
@@ -405,9 +405,9 @@ def test_whatever_number_a_head_writes_its_runs_are_listed(tmp_path, capsys):
     found = runs.all_runs(HereHead(tmp_path))
     runs_table(found)
     assert sorted(seen.run_id for seen in found) == ids and all(name in capsys.readouterr().out for name in ids[-1:])
-    ours = listing.rows(listing.on_laptop(tmp_path), {})
-    assert {line[0] for line in listing.lines(ours)} == {listing.values(row)["run"] for row in ours} == {*ids}
-    giving_back.at_stake(HereHead(tmp_path), tmp_path / "home")
+    ours = status.merged_rows(status.on_laptop(tmp_path), {})
+    assert {line[0] for line in status.row_lines(ours)} == {status.row_values(row)["run"] for row in ours} == {*ids}
+    at_risk.at_stake(HereHead(tmp_path), tmp_path / "home")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100 + "1" + "}" * 100, "9" * 10_000])
@@ -417,7 +417,7 @@ def test_json_without_bounds_is_a_fault_of_its_run(tmp_path, text):
     (tmp_path / NEW / "checkpoints" / f"step-{'9' * 200}").mkdir(parents=True)
     (seen,) = runs.all_runs(HereHead(tmp_path))
     assert (seen.status, seen.fault.split(" (")[0]) == (None, "its status.json cannot be read")
-    assert listing.on_laptop(tmp_path)[NEW].steps == ()
+    assert status.on_laptop(tmp_path)[NEW].steps == ()
     with pytest.raises(ValueError, match=r"nested|digits"):
         bounded_json(text)
 

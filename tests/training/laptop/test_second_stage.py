@@ -19,7 +19,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support import programs
 from tests.support.tiny_adapter import write_base
-from training.laptop import earlier_adapter
+from training.laptop import new_run
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import launch_here
 from training.laptop.start_run import resolve_recipe
@@ -120,7 +120,7 @@ def test_a_second_stage_says_what_it_began_with(first, second):
 
 
 def test_a_third_stage_knows_both_before_it(home, first, second):
-    found = earlier_adapter.find(HereHead(home / "runs"), second.run.name)
+    found = new_run.find_earlier(HereHead(home / "runs"), second.run.name)
     assert [stage.run_id for stage in found.stages] == [first.name, second.run.name]
 
 
@@ -133,7 +133,7 @@ def test_a_third_stage_knows_both_before_it(home, first, second):
     ],
 )
 def test_another_adapter_is_refused_in_a_sentence(home, first, change, said):
-    found = earlier_adapter.find(HereHead(home / "runs"), first.name)
+    found = new_run.find_earlier(HereHead(home / "runs"), first.name)
     recipe = found.recipe({})
     with pytest.raises(LaunchError, match=said) as refused:
         found.refuse_other(with_changes(recipe, **change))
@@ -170,7 +170,7 @@ def test_an_adapter_that_was_fetched_is_sent_to_the_head_and_refused_where_it_is
 ):
     monkeypatch.chdir(home)
     head = HereHead(tmp_path)
-    found = earlier_adapter.find(head, first.name)
+    found = new_run.find_earlier(head, first.name)
     launch = launch_here(tmp_path / "tiny-20260101-000000", "training.node.finetune", "", tmp_path)
     found.put(head, launch)
     assert sha256_of(Path(launch.run_dir) / WEIGHTS) == found.stages[-1].adapter

@@ -12,9 +12,9 @@ from tests.support.checkout import Checkout
 from tests.support.hub import Hub
 from training.data.hub import HubDataSet, download
 from training.data.sample import DataError
-from training.laptop import hub as laptop_hub
+from training.laptop import base_model
 from training.laptop.adapter.publish import HuggingFace
-from training.laptop.models.wanted import refuse_unknown, short_name_notes
+from training.laptop.derived import refuse_unknown, short_name_notes
 from training.models import hub as hub_access
 from training.models.hub import SilentHubError, hub_at
 from training.recipe.recipe import RecipeError
@@ -77,18 +77,18 @@ def test_a_hub_that_accepts_and_says_nothing_is_given_up(tmp_path, silent):
 
 
 def test_the_address_is_the_environments_then_the_settings_then_the_hubs_own(settings, monkeypatch):
-    assert laptop_hub.hub_to_read().address == "https://huggingface.co"
+    assert base_model.hub_to_read().address == "https://huggingface.co"
     settings('[mirrors]\npreset = "china"')
-    assert laptop_hub.hub_to_read().address == "https://hf-mirror.com"
+    assert base_model.hub_to_read().address == "https://hf-mirror.com"
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example.com")
-    assert laptop_hub.hub_to_read().address == "https://hub.example.com"
+    assert base_model.hub_to_read().address == "https://hub.example.com"
 
 
 def test_a_mirror_of_the_settings_is_not_shown_the_token(settings, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    assert laptop_hub.hub_to_read().token == "hf_x"
+    assert base_model.hub_to_read().token == "hf_x"
     settings('[mirrors]\npreset = "china"')
-    assert laptop_hub.hub_to_read().token is None and laptop_hub.hub_to_read().withheld
+    assert base_model.hub_to_read().token is None and base_model.hub_to_read().withheld
 
 
 def test_what_a_hub_says_is_waited_for_so_long_and_errors_are_its_own(silent, nobody, monkeypatch):

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.support.heads import node
-from training.laptop import status
-from training.laptop.follow import RunLook
+from training.laptop import run_look, status
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session
+from training.laptop.run_look import RunLook
 from training.run import notices
 from training.run.causes import Cause
 from training.run.folder import Status
@@ -77,4 +77,4 @@ def test_a_bar_says_that_a_run_is_stopping_from_the_request_to_its_end():
     asked = Status("tiny-20260131-154500", "running", reason="stopping", cause=Cause("asked"))
     over = asked.changed(state="stopped", cause=Cause("asked", saved=True))
     taken_back = asked.changed(reason="a node is taken back", cause=Cause("reclaimed"))
-    assert [status.stopping(RunLook(each, True, ())) for each in (asked, over, taken_back)] == ["stopping", "", ""]
+    assert [run_look.stopping(RunLook(each, True, ())) for each in (asked, over, taken_back)] == ["stopping", "", ""]

@@ -19,7 +19,7 @@ from tests.support import programs
 from tests.support.checkpoints import with_checkpoint
 from tests.support.run_folders import going_on
 from tests.support.waiting import until
-from training.laptop import attach, open_cluster
+from training.laptop import fetch, open_cluster
 from training.laptop.head_node import HereHead
 from training.models.names import load_recipe
 from training.recipe.reading import with_changes
@@ -261,12 +261,12 @@ def test_a_run_of_nodes_that_was_only_followed_names_the_command_that_brings_it_
     head = HereHead(tmp_path / "runs")
     head.here = False  # a folder that is not home
     run = make_run(tmp_path, state="finished")
-    attach.print_results_place(head, RUN)
+    fetch.print_results_place(head, RUN)
     assert capsys.readouterr().out == ""
     with_checkpoint(run, 4)
-    attach.print_results_place(head, RUN)
+    fetch.print_results_place(head, RUN)
     assert capsys.readouterr().out == f"next: fab fetch --run {RUN} brings home what it learned\n"
-    attach.print_results_place(head, "check-20260131-154500")
+    fetch.print_results_place(head, "check-20260131-154500")
     assert capsys.readouterr().out == ""
 
 

@@ -15,11 +15,10 @@ from tests.support.hub import Hub
 from training.cost import shape as shapes
 from training.cost.cards import Rates
 from training.cost.shape import PlanError, known_shape
-from training.laptop import plan_options, start_run
-from training.laptop.models import adding, lookup, table
-from training.laptop.models.small_files import SmallFiles, notes
-from training.laptop.models.tasks import add, list_models
+from training.laptop import derived, models_on_nodes, plan_options, small_files, start_run
+from training.laptop.list_tasks import add, list_models
 from training.laptop.plan_options import PlanWish
+from training.laptop.small_files import SmallFiles, notes
 from training.models.folder import shape_of
 from training.models.names import RECIPES, load_recipe, resolve
 from training.plan.machines import PlannedMachines
@@ -55,28 +54,28 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = tmp_path / "recipes"
     shutil.copytree(RECIPES, copy)
     monkeypatch.setattr("training.models.names.RECIPES", copy)
-    for module in ("training.cost.shape", "training.laptop.models.adding"):
+    for module in ("training.cost.shape", "training.laptop.derived"):
         monkeypatch.setattr(f"{module}.ADDED", copy / "outlines-added.json")
     monkeypatch.setenv("HOME", str(tmp_path))
     shapes.outlines.cache_clear()
-    lookup.looked_up.cache_clear()
+    small_files.looked_up.cache_clear()
     yield copy
     shapes.outlines.cache_clear()
-    lookup.looked_up.cache_clear()
+    small_files.looked_up.cache_clear()
 
 
 def _look(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repo: str = REPO) -> SmallFiles:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "looked-up").mkdir(parents=True)
-    return lookup.look_up(Base.parse(repo), tmp_path / "looked-up")
+    return small_files.look_up(Base.parse(repo), tmp_path / "looked-up")
 
 
 def test_the_small_files_alone_are_fetched_and_say_what_the_recipe_says(tmp_path: Path, monkeypatch):
     with Hub({REPO: _files(CONFIG)}) as hub:
         model = _look(hub, monkeypatch, tmp_path)
         assert hub.downloads("model.safetensors") == [] != hub.downloads("config.json")
-    assert model.config == CONFIG and lookup.GATED not in model.source.note
+    assert model.config == CONFIG and small_files.GATED not in model.source.note
     assert "enable_thinking" in model.source.note and model.source.positions == 1024
     with Hub({REPO: _files(CONFIG, "")}) as hub:
         assert "no chat template" in _look(hub, monkeypatch, tmp_path / "other").source.note
@@ -141,13 +140,13 @@ def test_a_model_that_cannot_be_looked_up_is_said_in_a_sentence(tmp_path: Path, 
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_counted(changes, said):
     with pytest.raises(RecipeError, match=said):
-        lookup.refuse_untrainable(Base.parse(REPO), CONFIG | changes)
+        small_files.refuse_untrainable(Base.parse(REPO), CONFIG | changes)
 
 
 @pytest.mark.parametrize(("kind", "reason"), sorted((UNTRAINABLE | PADDED_ALONE).items()))
 def test_a_type_that_is_known_not_to_be_exact_is_refused_by_why(kind, reason):
     with pytest.raises(RecipeError, match=rf"{kind}.*{reason}\W+docs/models.md"):
-        lookup.refuse_untrainable(Base.parse(REPO), CONFIG | {"model_type": kind})
+        small_files.refuse_untrainable(Base.parse(REPO), CONFIG | {"model_type": kind})
     assert kind not in ADMITTED and bool(untrainable({"model_type": kind})) is (kind in UNTRAINABLE)
     if kind in PADDED_ALONE:
         assert reason in mixing(kind, load_recipe("tiny"))
@@ -160,16 +159,16 @@ def test_a_model_gets_a_recipe_that_everything_finds_by_name_and_by_id(recipes, 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with Hub({REPO: _files(CONFIG)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        text = adding.new_text(resolve(REPO), adding.new_name(resolve(REPO)))
+        text = derived.new_text(resolve(REPO), derived.new_name(resolve(REPO)))
     (recipes / "my-qwen3.toml").write_text(text)
     assert "#   fab train --model my-qwen3 --data FILE\n" in text
     recipe = load_recipe(REPO)
     assert recipe_name(REPO) == "my-qwen3" and recipe.base_model.name == REPO and recipe.max_length == 1024
     assert known_shape(Base.parse(REPO)).layers == 2 and known_shape(Base.parse("Qwen/Qwen3-8B")).layers == 36
     with pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
-        adding.new_name(resolve(REPO))
+        derived.new_name(resolve(REPO))
     with pytest.raises(RecipeError, match="--name My: small letters"):
-        adding.new_name(resolve(REPO), "My")
+        derived.new_name(resolve(REPO), "My")
 
 
 @pytest.mark.parametrize("model", ["qwen3-8b", "Qwen/Qwen3-8B"])
@@ -181,10 +180,10 @@ def test_the_recipe_of_a_shipped_model_is_written_to_be_edited_without_asking_a_
     path.write_text(path.read_text().replace("rank = 16", "rank = 8"))
     assert load_recipe(model) == with_changes(before, **{"lora.rank": 8})
     with pytest.raises(RecipeError, match=r"there is a recipe qwen3-8b already; .* or edit it"):
-        adding.new_name(resolve(model))
+        derived.new_name(resolve(model))
     with pytest.raises(RecipeError, match="there is a recipe qwen3-4b already"):
-        adding.new_name(resolve(model), "qwen3-4b")
-    assert adding.new_name(resolve(model), "mine") == "mine"
+        derived.new_name(resolve(model), "qwen3-4b")
+    assert derived.new_name(resolve(model), "mine") == "mine"
 
 
 @pytest.mark.torch
@@ -198,7 +197,7 @@ def test_the_recipe_of_a_shipped_model_is_written_to_be_edited_without_asking_a_
 def test_a_model_in_fewer_bits_is_refused_with_what_it_takes_in_16(recipes, repo, stored, said):
     config = shapes.outlines()[repo]["config"] | {"quantization_config": {"quant_method": stored}}
     with pytest.raises(RecipeError, match=said):
-        lookup.refuse_untrainable(Base.parse(repo), config)
+        small_files.refuse_untrainable(Base.parse(repo), config)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def test_a_model_in_fewer_bits_is_refused_with_what_it_takes_in_16(recipes, repo
 def test_the_makers_own_files_in_fewer_bits_lead_to_the_recipe_of_their_copy_in_16(repo, meant):
     config = {"model_type": "none that is counted", "quantization_config": {"quant_method": "mxfp4"}}
     with pytest.raises(RecipeError) as refused:
-        lookup.refuse_untrainable(Base.parse(repo), config)
+        small_files.refuse_untrainable(Base.parse(repo), config)
     question = f"did you mean {meant}? " if meant else ""
     assert str(refused.value).startswith(f"{repo}: {question}its weights are stored in mxfp4")
 
@@ -270,37 +269,41 @@ def _machines(card_bytes: float, ranks: int = 4) -> PlannedMachines:
 
 def test_the_table_says_what_lies_there_and_how_it_fits():
     there = {"te1": {"qwen3-8b", "qwen3-4b"}, "te2": {"qwen3-8b"}, "te3": {"qwen3-8b", "qwen3-4b"}}
-    found = {row.name: row for row in table.rows(_machines(23028 * 2**20), there)}
+    found = {row.name: row for row in models_on_nodes.rows(_machines(23028 * 2**20), there)}
     assert found["qwen3-4b"].on == ("te1", "te3")
-    assert [table.where(found[name]) for name in ("qwen3-8b", "qwen3-4b", "qwen3-14b")] == ["yes", "2 of 3", "-"]
+    assert [models_on_nodes.where(found[name]) for name in ("qwen3-8b", "qwen3-4b", "qwen3-14b")] == [
+        "yes",
+        "2 of 3",
+        "-",
+    ]
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
     assert (found["qwen3-30b-a3b"].fits, found["qwen2.5-72b"].fits) == ("in stages", "no")
-    alone = {row.name: row.fits for row in table.rows(_machines(24e9, ranks=1), None)}
+    alone = {row.name: row.fits for row in models_on_nodes.rows(_machines(24e9, ranks=1), None)}
     assert (alone["qwen2.5-14b"], alone["gemma3-12b"], alone["qwen3-32b"]) == ("in four bits", "in four bits", "no")
-    assert table.without_recipe({"te1": {"qwen3-8b", "tiny"}, "te2": {"my-qwen3"}}) == ["my-qwen3"]
-    unknown = next(table.rows(None, None))
-    assert (unknown.on, table.where(unknown), unknown.fits) == (None, "?", "")
-    assert next(table.rows(None, None)).name == unknown.name
+    assert models_on_nodes.without_recipe({"te1": {"qwen3-8b", "tiny"}, "te2": {"my-qwen3"}}) == ["my-qwen3"]
+    unknown = next(models_on_nodes.rows(None, None))
+    assert (unknown.on, models_on_nodes.where(unknown), unknown.fits) == (None, "?", "")
+    assert next(models_on_nodes.rows(None, None)).name == unknown.name
 
 
 def test_of_a_mixture_the_table_says_what_a_token_meets():
-    found = {row.name: row for row in table.rows(None, None)}
-    assert table.billions(found["qwen3-30b-a3b"]) == "30.5 (3)"
-    assert table.billions(found["qwen3-8b"]) == "8.19"
+    found = {row.name: row for row in models_on_nodes.rows(None, None)}
+    assert models_on_nodes.billions(found["qwen3-30b-a3b"]) == "30.5 (3)"
+    assert models_on_nodes.billions(found["qwen3-8b"]) == "8.19"
 
 
 def test_the_models_of_this_machine_are_not_said_to_lie_on_a_head(monkeypatch, capsys):
-    monkeypatch.setattr("training.laptop.models.table.asked", lambda here: (None, {"te1": {"merged-0c11cb5c"}}, []))
+    monkeypatch.setattr("training.laptop.models_on_nodes.asked", lambda here: (None, {"te1": {"merged-0c11cb5c"}}, []))
     for here, column, place in ((True, "here", "this machine"), (False, "nodes", "the nodes")):
         list_models.body(Context(), here=here)
         shown = capsys.readouterr().out
-        assert column in table.header(here) and f"on {place} without a recipe: merged-0c11cb5c" in shown
+        assert column in models_on_nodes.header(here) and f"on {place} without a recipe: merged-0c11cb5c" in shown
 
 
 def test_settings_that_cannot_be_read_are_said_once_below_the_table(tmp_path, monkeypatch):
     monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
     (tmp_path / "cluster.toml").write_text('name = "demo\n')
-    at, there, notes = table.asked(here=False)
+    at, there, notes = models_on_nodes.asked(here=False)
     assert at is None and there is None
     assert len(notes) == 1 and "cluster.toml" in notes[0] and "a quote is opened and not closed" in notes[0]
 

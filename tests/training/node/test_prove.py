@@ -17,10 +17,10 @@ import pytest
 from tests.support.heads import cluster_of
 from tests.support.run_folders import going_on
 from training.cost.cards import has_kernels
-from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import Session
 from training.laptop.prove import conduct, drills
+from training.laptop.run_look import RunLook
 from training.run.causes import Cause
 from training.run.events import Ended, Started, Told
 from training.run.folder import Status
@@ -308,7 +308,7 @@ def test_ctrl_c_ends_the_run_that_was_started_and_no_other(tmp_path, monkeypatch
         programs: list[subprocess.Popen] = []
         monkeypatch.setattr(conduct, "_proof", proof)
         monkeypatch.setattr(conduct, "here_base_model", lambda *_: None)
-        monkeypatch.setattr(conduct.new_run, "refuse_second", lambda _: None)
+        monkeypatch.setattr(conduct.start_lock, "refuse_second", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             conduct.prove(place, "", False, lambda _: None)
         assert programs[0].wait(60) == -signal.SIGTERM and other.poll() is None

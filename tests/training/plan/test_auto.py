@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.training.plan.test_checks import facts
 from training.cost.cards import Rates, card_bytes, sustained_flops
 from training.cost.memory import GIB
 from training.cost.shape import PlanError, known_shape
-from training.laptop import head_node, preparing, resume_run, start_run
+from training.laptop import new_run, open_cluster, preparing, resume_run, start_run
 from training.laptop.base_model import BaseModel
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import Session
@@ -143,7 +144,8 @@ def test_the_run_folder_has_the_recipe_as_it_was_decided_and_the_plan_says_why(t
     monkeypatch.setattr(start_run, "read_facts", lambda *_: facts())
     recipe, run_id = load_recipe("qwen2.5-14b", ALL), "qwen2.5-14b-20260101-000000"
     cluster = Session(HereHead(tmp_path / "runs"))
-    start_run._prepare_start(cluster, run_id, start_run.StartRequest(recipe, start_run.TrainingData({})))
+    monkeypatch.setattr(HereHead, "start", lambda *_: None)
+    start_run.start(cluster, start_run.StartRequest(recipe, new_run.TrainingData({})), datetime(2026, 1, 1, tzinfo=UTC))
     folder = tmp_path / "runs" / run_id
     chosen = json.loads((folder / "plan.json").read_text())["predicted"]["chosen"]
     assert read_recipe(folder / "recipe.toml") == with_changes(recipe, **chosen["settings"], auto=())
@@ -221,7 +223,7 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     (folder / "plan.json").write_text(json.dumps({"predicted": plan.predicted, "data": plan.data}))
     cluster = Session(HereHead(tmp_path / "runs"))
     launch = cluster.launch(folder.name, "training.node.finetune")
-    nodes = head_node.of_nodes(cluster.head, launch)
+    nodes = open_cluster.hardware_of_nodes(cluster.head, launch)
     assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
 
     def fitted(*said: str, step: int = 10) -> SettingChange:

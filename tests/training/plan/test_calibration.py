@@ -195,16 +195,16 @@ def test_the_newest_measurement_of_the_link_counts(tmp_path: Path, monkeypatch, 
     check |= {"checks": [], "pairs": [], "sweep": [SWEEP]}
     (folder / "result.json").write_text(json.dumps(check))
     kept = Path(calibration.calibration_file(head.runs))
-    assert preparing.known_of(place, TWO, A10S).link_from == folder.name
+    assert preparing.measured_speeds(place, TWO, A10S).link_from == folder.name
     kept.write_text(calibration.calibration_text(MADE))
-    known = preparing.known_of(place, TWO, A10S)
+    known = preparing.measured_speeds(place, TWO, A10S)
     assert (known.bytes_per_s, known.link_from, known.calibration) == (1.5e9, MADE.run_id, MADE)
     kept.write_text(calibration.calibration_text(replace(MADE, time=10.0)))
-    assert preparing.known_of(place, TWO, A10S).link_from == folder.name
+    assert preparing.measured_speeds(place, TWO, A10S).link_from == folder.name
     kept.write_text(calibration.calibration_text(replace(MADE, world_size=4)))
-    assert preparing.known_of(place, TWO, A10S).link_from == folder.name
+    assert preparing.measured_speeds(place, TWO, A10S).link_from == folder.name
     kept.write_text("{cut")
-    assert preparing.known_of(place, TWO, A10S).calibration is None
+    assert preparing.measured_speeds(place, TWO, A10S).calibration is None
     assert "is left out" in capsys.readouterr().err
 
 
@@ -218,7 +218,7 @@ def test_a_check_of_other_nodes_or_of_ranks_without_cards_is_not_theirs(tmp_path
 
     def measured(**changes) -> bool:
         (folder / "result.json").write_text(json.dumps(check | changes))
-        return preparing.known_of(cluster_of(head), TWO, A10S).link_from == folder.name
+        return preparing.measured_speeds(cluster_of(head), TWO, A10S).link_from == folder.name
 
     assert measured(nodes=[{"node": "te1"}, {"node": "te2"}]) and measured(nodes=[])
     assert not measured(nodes=[{"node": "te1"}, {"node": "te3"}])
@@ -230,7 +230,7 @@ def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
     head = HereHead(tmp_path / "runs")
     alone = replace(TWO, hosts=(replace(TWO.hosts[0], slots=2),))
     place = cluster_of(head)
-    assert preparing.known_of(place, alone, A10S).link_from == preparing.ASSUMED
+    assert preparing.measured_speeds(place, alone, A10S).link_from == preparing.ASSUMED
     head.make_runs()
     Path(calibration.calibration_file(head.runs)).write_text(calibration.calibration_text(MADE))
-    assert preparing.known_of(place, alone, A10S).link_from == MADE.run_id
+    assert preparing.measured_speeds(place, alone, A10S).link_from == MADE.run_id

@@ -15,10 +15,9 @@ from tests.training.plan.test_calibration import MADE, SWEEP
 from tests.training.plan.test_options import a10s, tcp
 from training.cost.cards import Rates
 from training.cost.shape import known_shape
-from training.laptop import measurements, preparing
-from training.laptop.follow import RunLook
+from training.laptop import preparing
 from training.laptop.head_node import HeadError, HereHead
-from training.laptop.status import news, off_plan
+from training.laptop.run_look import RunLook, news, off_plan
 from training.models.names import load_recipe
 from training.node.metrics.against_plan import measured, pace_watch
 from training.node.metrics.recorder import Recorder
@@ -70,7 +69,7 @@ PREDICTED = {
     "memory_gib": 20.0,
     "rates": {"flops": 40e12, "bytes_per_s": 1.7e9},
 }
-ABOUT = {"time": 100.0, "strategy": "zero0", "ranks": 4, "dtype": "bfloat16", "tuning": "lora"}
+KIND, ABOUT = {"strategy": "zero0", "dtype": "bfloat16", "tuning": "lora"}, {"time": 100.0, "ranks": 4}
 
 
 def rows(*seconds, begin=1):
@@ -78,34 +77,34 @@ def rows(*seconds, begin=1):
 
 
 def test_the_first_steps_do_not_poison_the_median():
-    found = measure("r", rows(300.0, 90.0, 40.0, *[12.0] * 6), PREDICTED, **ABOUT)
+    found = measure("r", rows(300.0, 90.0, 40.0, *[12.0] * 6), PREDICTED, KIND, **ABOUT)
     assert (found.step_s, found.steps, found.factor) == (12.0, 6, pytest.approx(1.2))
     assert (found.memory_gib, found.planned_memory_gib) == (18.0, 20.0)
 
 
 def test_one_disturbed_step_in_the_middle_changes_nothing():
-    assert measure("r", rows(*[12.0] * 6, 500.0, *[12.0] * 4), PREDICTED, **ABOUT).step_s == 12.0
+    assert measure("r", rows(*[12.0] * 6, 500.0, *[12.0] * 4), PREDICTED, KIND, **ABOUT).step_s == 12.0
 
 
 def test_of_a_resumed_run_the_last_start_counts_without_its_first_steps():
     taken = rows(*[50.0] * 20, 300.0, 90.0, 40.0, *[12.0] * LEAST)
-    assert measure("r", taken, PREDICTED, **ABOUT, resumed=[20]).step_s == 12.0
-    assert measure("r", taken[:-1], PREDICTED, **ABOUT, resumed=[20]) is None
+    assert measure("r", taken, PREDICTED, KIND, **ABOUT, resumed=[20]).step_s == 12.0
+    assert measure("r", taken[:-1], PREDICTED, KIND, **ABOUT, resumed=[20]) is None
 
 
 def test_too_few_steps_and_other_ranks_than_planned_say_nothing():
-    assert measure("r", rows(*[12.0] * (WARM_UP + LEAST - 1)), PREDICTED, **ABOUT) is None
-    assert measure("r", rows(*[12.0] * 20), PREDICTED, **{**ABOUT, "ranks": 2}) is None
+    assert measure("r", rows(*[12.0] * (WARM_UP + LEAST - 1)), PREDICTED, KIND, **ABOUT) is None
+    assert measure("r", rows(*[12.0] * 20), PREDICTED, KIND, **{**ABOUT, "ranks": 2}) is None
 
 
 def test_a_run_whose_plan_knew_no_seconds_corrects_nothing():
-    found = measure("r", rows(*[12.0] * 20), {**PREDICTED, "step_s": None, "model_step_s": None}, **ABOUT)
+    found = measure("r", rows(*[12.0] * 20), {**PREDICTED, "step_s": None, "model_step_s": None}, KIND, **ABOUT)
     assert found.factor is None and found.step_s == 12.0
     assert corrections([found], "NVIDIA A10", Rates(40e12, 1.7e9), 4).of("zero0", *LORA) is None
 
 
 def test_the_correction_is_of_the_formulas_not_of_what_an_earlier_one_made_of_them():
-    twice = measure("r", rows(*[12.0] * 20), {**PREDICTED, "step_s": 12.0}, **ABOUT)
+    twice = measure("r", rows(*[12.0] * 20), {**PREDICTED, "step_s": 12.0}, KIND, **ABOUT)
     assert twice.planned_step_s == 12.0 and twice.factor == pytest.approx(1.2)
 
 
@@ -320,26 +319,26 @@ def test_a_run_on_the_head_whose_figures_are_cut_is_left_out(folder, tmp_path, m
     other.mkdir()
     (other / MEASURED).write_text("{cut")
     head = HereHead(tmp_path / "runs")
-    assert measurements.of_head(head).runs == (RUN,)
+    assert preparing.of_head(head).runs == (RUN,)
     assert "a run's measured.json is left out" in capsys.readouterr().err
     launch = replace(Launch(folder.name, str(folder), HOSTS, "m", (), "python", {}))
-    assert preparing.known_of(cluster_of(head), launch, NODES).runs == (RUN,)
+    assert preparing.measured_speeds(cluster_of(head), launch, NODES).runs == (RUN,)
 
 
 def test_the_heads_own_calibration_and_check_count_before_anybody_fetched_them(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "runs")
     head = HereHead(tmp_path / "runs")
     launch = Launch(folder.name, str(folder), HOSTS, "m", (), "python", {})
-    assert preparing.known_of(cluster_of(head), launch, NODES).link_from == ""
+    assert preparing.measured_speeds(cluster_of(head), launch, NODES).link_from == ""
     check = {"run_id": "check-20260101-000000", "time": 50.0, "backend": "nccl", "world_size": 4, "cluster": "mine"}
     check |= {"nodes": [], "checks": [], "pairs": [], "sweep": [SWEEP]}
     (head.runs / check["run_id"]).mkdir()
     (head.runs / check["run_id"] / "result.json").write_text(json.dumps(check))
-    known = preparing.known_of(cluster_of(head), launch, NODES)
+    known = preparing.measured_speeds(cluster_of(head), launch, NODES)
     assert (known.bytes_per_s, known.link_from) == (1.25e9, check["run_id"])
     newer = replace(MADE, world_size=4)
     Path(calibration_file(head.runs)).write_text(calibration_text(newer))
-    known = preparing.known_of(cluster_of(head), launch, NODES)
+    known = preparing.measured_speeds(cluster_of(head), launch, NODES)
     assert (known.link_from, known.calibration) == (newer.run_id, newer)
 
 
@@ -349,7 +348,7 @@ def test_no_more_than_the_newest_forty_runs_are_asked_for(tmp_path):
         run.mkdir()
         (run / MEASURED).write_text(measured_text(replace(RUN, run_id=run.name)))
         os.utime(run / MEASURED, (n, n))
-    found = {each.run_id for each in measurements.of_head(HereHead(tmp_path)).runs}
+    found = {each.run_id for each in preparing.of_head(HereHead(tmp_path)).runs}
     assert found == {f"tiny-20260101-{n:06d}" for n in range(5, 45)}
 
 
@@ -369,12 +368,12 @@ def test_fetched_runs_count_and_a_head_that_does_not_answer_is_done_without(fold
         def close(self):
             pass
 
-    monkeypatch.setattr(measurements, "RemoteHead", Silent)
+    monkeypatch.setattr(preparing, "RemoteHead", Silent)
     node = type("Node", (), {"name": "te1"})()
-    found = measurements.known("mine", node)
+    found = preparing.measurements_of("mine", node)
     assert found.runs == (RUN,)
     assert found.notes == ("what te1 has measured is not known: no answer within 4 s",)
-    assert measurements.known("mine", None).runs == (RUN,)
+    assert preparing.measurements_of("mine", None).runs == (RUN,)
 
 
 def test_who_follows_reads_it_from_the_status_in_values():

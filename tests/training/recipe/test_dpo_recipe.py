@@ -13,7 +13,8 @@ from training.cost.pace import pace
 from training.cost.shape import flops_per_token
 from training.data.sample import DataError
 from training.laptop.data_size import size_of
-from training.laptop.start_run import resolve_recipe, training_data
+from training.laptop.new_run import training_data
+from training.laptop.start_run import resolve_recipe
 from training.models import tiny
 from training.models.names import load_recipe
 from training.recipe.reading import parse_recipe, read_recipe

@@ -11,8 +11,8 @@ from typing import get_args
 
 import pytest
 
-from training.laptop import attach
-from training.laptop.follow import RunLook
+from training.laptop import follow
+from training.laptop.run_look import RunLook
 from training.node.supervision import failure
 from training.run import causes, events, notices
 from training.run import causes as foreign
@@ -110,10 +110,10 @@ def test_a_notice_has_the_same_cause_in_other_words(node: str, kind: str):
 
 def concluded(status: Status | None, monkeypatch, capsys) -> tuple[type[Exception] | None, list[str]]:
     """What a run's end makes the terminal do: the error, whose class has the exit code, and what is offered."""
-    monkeypatch.setattr(attach, "memory_ladder", lambda head, run_id: ["  --set micro_batch=1: 3.1 GiB less"])
+    monkeypatch.setattr(follow, "memory_ladder", lambda head, run_id: ["  --set micro_batch=1: 3.1 GiB less"])
     error = None
     try:
-        attach.print_outcome(HEAD, RUN, RunLook(status, alive=False, metrics=()))
+        follow.print_outcome(HEAD, RUN, RunLook(status, alive=False, metrics=()))
     except LaunchError as raised:
         error = type(raised)
     lines = capsys.readouterr().out.splitlines()
@@ -128,8 +128,8 @@ def test_what_is_done_after_an_end_does_not_depend_on_its_sentence(kind: CauseKi
     assert concluded(status.changed(reason=TEMPTING), monkeypatch, capsys) == expected
     assert concluded(parse_status(status_text(status.changed(reason=""))), monkeypatch, capsys) == expected
     mistake = kind in causes.MISTAKES
-    assert expected[0] == ((LaunchError if mistake else attach.RunFailed) if state == "failed" else None)
-    offered = {"failed": {"out_of_gpu_memory"}, "stopped": set(attach.NEXT_STEPS), "finished": set(attach.NEXT_STEPS)}
+    assert expected[0] == ((LaunchError if mistake else follow.RunFailed) if state == "failed" else None)
+    offered = {"failed": {"out_of_gpu_memory"}, "stopped": set(follow.NEXT_STEPS), "finished": set(follow.NEXT_STEPS)}
     assert bool(expected[1]) == (kind in offered[state])
 
 
@@ -137,7 +137,7 @@ def test_a_status_without_a_cause_is_read_and_its_cause_is_unknown(monkeypatch, 
     old = json.loads(status_text(Status(RUN, "failed", TEMPTING)))
     del old["cause"]
     assert parse_status(json.dumps(old)).cause == UNKNOWN
-    assert concluded(parse_status(json.dumps(old)), monkeypatch, capsys) == (attach.RunFailed, [])
+    assert concluded(parse_status(json.dumps(old)), monkeypatch, capsys) == (follow.RunFailed, [])
 
 
 @pytest.mark.parametrize("content", [None, [], "killed", {}, {"kind": 7}, {"kind": "of a later version"}, {"kind": []}])

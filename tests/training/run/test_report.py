@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from training.data.file_names import NAMES, names_text
-from training.laptop.attach import make_page
+from training.laptop.fetch import make_page
 from training.laptop.head_node import HereHead
 from training.laptop.new_run import code_files, plan_text
 from training.laptop.open_cluster import Session, language_of

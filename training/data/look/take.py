@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,17 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+@dataclass(frozen=True)
+class LookWish:
+    """What is to be seen of data."""
+
+    show: int
+    """Samples."""
+    skip_bad: bool
+    """As if records that cannot be used were left out."""
+    tell: Tell
+
+
 def look_into(
     data: Data,
     survey: Survey,
@@ -44,16 +55,14 @@ def look_into(
     tokenizer: Any,
     config: Mapping[str, Any],
     *,
-    show: int,
-    skip_bad: bool,
-    tell: Tell,
+    wish: LookWish,
 ) -> Look:
     """The look at surveyed data; `config` is the model's config.json. What a run would refuse is said in it, and
     what can be learned of the files that can be read is shown all the same."""
-    look = replace(surveyed(survey, skip_bad), positions=limits.positions(config))
+    look = replace(surveyed(survey, wish.skip_bad), positions=limits.positions(config))
     if look.refused and not survey.readable:
         return look
-    bad, statistics = Bad(skip=True, most=MOST_BAD), DataStatistics(survey.readable_records, show, tell)
+    bad, statistics = Bad(skip=True, most=MOST_BAD), DataStatistics(survey.readable_records, wish.show, wish.tell)
     reports: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:

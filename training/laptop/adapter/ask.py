@@ -23,7 +23,7 @@ from training.data.questions import Question, Sampling, from_prompts
 from training.data.readers import check
 from training.data.sample import CURE, DataError
 from training.data.source import data_of, data_sha256, given, placed
-from training.laptop import attach, new_run, runs, stop_run
+from training.laptop import follow, new_run, runs, start_lock
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
 from training.laptop.head_node import Head
@@ -144,13 +144,13 @@ def on_all_ranks(
 ) -> list[dict[str, Any]]:
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
-    with new_run.start_lock(cluster) as lock, new_run.new_run_folder(head, GENERATE, now) as run_id:
+    with start_lock.locked_start(cluster) as lock, new_run.new_run_folder(head, GENERATE, now) as run_id:
         lock.start(_prepare_generation(cluster, run_id, about, questions, sampling))
-    seen = attach.attach(head, run_id)
+    seen = follow.follow_run(head, run_id)
     if seen is None:
-        stop_run.ask_to_stop(head, run_id)
+        follow.ask_to_stop(head, run_id)
         return []
-    attach.print_outcome(head, run_id, seen)
+    follow.print_outcome(head, run_id, seen)
     if seen.state != "finished":
         raise LaunchError(f"{run_id} was stopped before it had answered")
     result = bounded_json(runs.file_of(head, run_id, RESULT))

@@ -18,7 +18,7 @@ from training.text.problems import AdapterError
 
 with deferred():
     from training.data import questions as question_list
-    from training.laptop import new_run, open_cluster, rental
+    from training.laptop import open_cluster, rental, start_lock
     from training.laptop.adapter import ask as asking
     from training.laptop.adapter import publish as publishing
     from training.laptop.adapter import tuned_model
@@ -162,7 +162,7 @@ def merge(
         tuned_model.refuse_whole(cluster.head, about, "there is no adapter to merge")
         if not checkpoint:
             now = f"--checkpoint {about.step} merges what it has learned by now"
-            new_run.refuse_unfinished(cluster.head, about.run_id, now)
+            start_lock.refuse_unfinished(cluster.head, about.run_id, now)
         if fetch and not cluster.head.here:
             tuned_model.refuse_another_run(cluster.head, about.run_id)
         size = tuned_model.room(cluster.head, about.model).model_bytes

@@ -15,7 +15,7 @@ from typing import Any
 from inventory.node_program import Program
 from training.cost.memory import NF4_WIDTH, WIDTH
 from training.cost.shape import read_outline
-from training.laptop import base_model, new_run, runs
+from training.laptop import base_model, runs, start_lock
 from training.laptop.download import Download, another
 from training.laptop.head_node import Head, RemoteHead
 from training.laptop.new_run import code_files, pack
@@ -84,7 +84,9 @@ def use_of_merged(about: TunedModel, folder: str, head: Head) -> str:
 def tuned_model(cluster: Session, run_id: str | None, checkpoint: str = "") -> TunedModel:
     """What is asked about: the newest run, its best checkpoint or else its newest. Raises LaunchError, AdapterError."""
     head = cluster.head
-    run_id = runs.newest_with_checkpoint(head, run_id)
+    run_id, note = runs.newest_with_checkpoint(head, run_id)
+    if note:
+        print(note, flush=True)
     step = chosen_step(*runs.checkpoint_names(head, run_id), checkpoint, run_id)
     whole = not head.ask(fs.exists, head.runs / run_id / checkpoint_folder(step) / "adapter")
     asks = "instruction" if runs.object_of(head, run_id, DATA_REPORT).get("shape") == "alpaca" else "prompt"
@@ -159,7 +161,7 @@ def refuse_whole(head: Head, about: TunedModel, why: str) -> None:
 def room_alone(head: Head, about: TunedModel, at_once: bool = False) -> Room:
     """The same for what uses the card, with the base as the run had it; `at_once`: beside a whole tuned model.
     LaunchError where a run uses it: its memory and its time are its own."""
-    new_run.refuse_second(head)
+    start_lock.refuse_second(head)
     unpacked = room(head, about.model, *([about.learned] if about.whole and at_once else []))
     return replace(unpacked, model_bytes=unpacked.model_bytes - about.packing_bytes)
 

@@ -17,7 +17,7 @@ from typing import Any
 from training.cost.memory import GIB, with_reserve
 from training.cost.shape import PlanError
 from training.data.sample import DataError
-from training.laptop import new_run, rental, runs, start_run, stop_run
+from training.laptop import follow, new_run, rental, runs, start_lock, start_run
 from training.laptop.base_model import here_base_model
 from training.laptop.head_node import Head
 from training.laptop.on_head import fs
@@ -65,7 +65,7 @@ def prove(
     say: Callable[[str], None],
 ) -> Proof:
     """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
-    new_run.refuse_second(cluster.head)
+    start_lock.refuse_second(cluster.head)
     rental.extend(cluster, LONGEST_S)
     cluster = replace(cluster, extends_rental=False)
     if cluster.head.here:  # the drills want it, and it is made once
@@ -83,7 +83,7 @@ def _stopped_on_interrupt(head: Head, say: Callable[[str], None]) -> Iterator[No
     except KeyboardInterrupt:
         for seen in runs.all_runs(head):
             if seen.active and seen.run_id not in before:
-                stop_run.ask_to_stop(head, seen.run_id)
+                follow.ask_to_stop(head, seen.run_id)
                 say(f"{seen.run_id} is asked to stop")
         raise
 
@@ -188,7 +188,7 @@ def _start_steps(cluster: Session, recipe: Recipe) -> str:
         data = () if recipe.base_model == TINY else (str(Path(folder) / "questions.jsonl"),)
         for file in data:
             tiny.write_data(Path(file))
-        training_data = start_run.training_data(recipe, data, Path(folder))
+        training_data = new_run.training_data(recipe, data, Path(folder))
         return start_run.start(cluster, start_run.StartRequest(recipe, training_data, anyway=True), datetime.now(UTC))
 
 

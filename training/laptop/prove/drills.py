@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from training.laptop import resume_run, runs, start_run, stop_run
-from training.laptop.follow import RunLook, follow
+from training.laptop import follow, new_run, resume_run, runs, start_run
+from training.laptop.follow import watch
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import Session
+from training.laptop.run_look import RunLook
 from training.models.names import load_recipe
 from training.run.causes import CauseKind
 from training.run.events import Started, Told
@@ -73,7 +74,7 @@ class Drill:
         """A run of the tiny model, by the way every run takes."""
         recipe = load_recipe("tiny", {**SETTINGS, "save_every": str(self.every)}).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
-        with start_run.checked_data(recipe) as training_data:
+        with new_run.checked_data(recipe) as training_data:
             request = start_run.StartRequest(recipe, training_data, anyway=True)
             self.run_id = start_run.start(self.cluster, request, datetime.now(UTC))
 
@@ -108,7 +109,7 @@ class Drill:
         step, _ = runs.whole_checkpoint(self.head, self.run_id)
         if step is None:
             return failed(name, "there is no checkpoint to resume from")
-        resume_run.resume(cluster, self.run_id, None, {}, force=False)
+        resume_run.resume(cluster, self.run_id, "", {}, force=False)
         # beyond all that is written down: until the ranks are there, metrics.jsonl is the last start's
         self.wait_for_step(max(self.before) + 1)
         now = self.losses()
@@ -134,7 +135,7 @@ class Drill:
         """No rank of it is left; what keeps it from being ended."""
         try:
             if self.run_id and not runs.look(self.head, self.run_id).over:
-                stop_run.ask_to_stop(self.head, self.run_id)
+                follow.ask_to_stop(self.head, self.run_id)
                 self.until_over()
         except (LaunchError, ValueError) as error:
             return [failed("end of the drill", f"{self.run_id} may go on: {error}")]
@@ -189,7 +190,7 @@ class Drill:
 
 def silently(head: Head, run_id: str) -> RunLook:
     """Wait until a run is over."""
-    return follow(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.7)
+    return watch(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.7)
 
 
 def started_pid(events: Sequence[Told], rank: int) -> int:

@@ -15,7 +15,7 @@ from training.text.deferred import deferred
 
 with deferred():
     from inventory import terminal
-    from training.laptop import attach, base_model, open_cluster, rental
+    from training.laptop import base_model, fetch, open_cluster, rental
     from training.laptop.prove import conduct
     from training.models import names
     from training.run import outcome
@@ -42,7 +42,7 @@ def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) 
         began = time.monotonic()
         proof = conduct.prove(cluster, model, quick, _say)
         _show(proof, time.monotonic() - began)
-        attach.collect_results(cluster.head, proof.run_id)
+        fetch.collect_results(cluster.head, proof.run_id)
         if proof.failures:
             raise Exit(f"{proof.failures} of {len(proof.outcomes)} failed", code=1)
 

@@ -42,7 +42,7 @@ def measured(run: Path, now: float) -> MeasuredRun | None:
     if is_slowed(launch) or not isinstance(predicted, dict) or not plain:
         return None
     ranks, resumed = launch.world_size, [each.step for each in resumes_of(run)]
-    return measure(run.name, rows, predicted, time=now, ranks=ranks, resumed=resumed, **kind)
+    return measure(run.name, rows, predicted, kind, time=now, ranks=ranks, resumed=resumed)
 
 
 def _planned(run: Path) -> tuple[Launch, Any, dict[str, Any]]:

@@ -16,7 +16,7 @@ from deepspeed.accelerator import get_accelerator
 
 from training.cost.pipeline import held_of_stages, stages_of
 from training.data.collate import Batch
-from training.node import model
+from training.node import dpo, model
 from training.node.strategies.crossing import Crossing, Neighbours, passes
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.stage import StageModel
@@ -40,7 +40,7 @@ class Pipeline:
         self.replica, self.replicas = self._neighbours.replica, world_size // stages
         self.evaluated_together = EVALUATED_A_STAGE * stages if stages > 1 else 1
         self._held = held_of_stages(recipe, world_size)
-        self._numbers, self._is_dpo = numbers_of(recipe), recipe.is_dpo
+        self._numbers, self._is_dpo, self._dpo = numbers_of(recipe), recipe.is_dpo, recipe.dpo
         first = min(self._stage.owners.values())
         self._learns = [stage >= first for stage in range(stages)]
         """Of each stage, whether it or one before it has something to train."""
@@ -107,11 +107,14 @@ class Pipeline:
     def _forward(
         self, batch: Batch, number: int, crossing: Crossing, reference: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """What came in and what goes out: on the last stage what `Stage` gives."""
+        """What came in and what goes out: on the last stage what `StageModel` gives, of pairs their sums against
+        `reference`, where that is known."""
         hidden = crossing.hidden(number)
         if hidden is not None:
             hidden.requires_grad_(crossing.goes_back)
-        out: torch.Tensor = self._stage(hidden, reference=reference, **model.inputs(batch, self._device))
+        out: torch.Tensor = self._stage(hidden, **model.inputs(batch, self._device))
+        if reference is not None:
+            out = dpo.sums_of(out, reference, batch.answers or (), self._dpo)
         crossing.pass_on(number, out.detach())
         return hidden, out
 

@@ -67,7 +67,7 @@ class StageModel(nn.Module):
         stretch_for(causal, recipe.max_length)
         self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
-        self._dpo, self.adapter = recipe.dpo if recipe.is_dpo else None, dpo.AdapterSwitch(whole)
+        self.is_dpo, self.adapter = recipe.is_dpo, dpo.AdapterSwitch(whole)
         fused = dpo.fuse if recipe.is_dpo else fuse
         self._head = fused(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 
@@ -78,23 +78,19 @@ class StageModel(nn.Module):
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
         targets: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        segments: Segments | None,
         answers: Sequence[int] = (),
-        reference: torch.Tensor | None = None,
+        **isolation: Segments | torch.Tensor | None,
     ) -> torch.Tensor:
-        """`hidden`: (rows, length, width) of the stage before; None on the first. `reference`: of pairs what the base
-        model gives their answers; where it is asked for that itself, the last stage gives it."""
-        isolation = {"attention_mask": attention_mask} if segments is None else {"segments": segments}
+        """`hidden`: (rows, length, width) of the stage before; None on the first. `isolation`: the segments, or the
+        attention mask. Of pairs the last stage gives the log-probability of each answer."""
+        isolation = {name: each for name, each in isolation.items() if each is not None}
         inputs = {"input_ids": input_ids} if hidden is None else {"inputs_embeds": hidden}
         out = self._decoder[0](**inputs, position_ids=position_ids, use_cache=False, **isolation)
         states: torch.Tensor = out.last_hidden_state
         if self._head is None:
             return states
-        if self._dpo is None:
-            return self._head(states, targets)
-        policy = dpo.by_answer(self._head(states, targets), answers)
-        return policy if reference is None else dpo.sums_of(policy, reference, answers, self._dpo)
+        learned = self._head(states, targets)
+        return dpo.by_answer(learned, answers) if self.is_dpo else learned
 
 
 def refuse_misfit(recipe: Recipe, model_dir: Path, config: Any, ranks: int) -> list[Share]:

@@ -119,10 +119,10 @@ def test_the_models_flops_are_4p_for_lora_and_6p_for_full_and_know_no_checkpoint
 
 
 def test_padding_counts_for_the_hardware_and_not_for_the_model():
-    told = {"length": 2048.0, "checkpointed": 1.0, "card": "NVIDIA A10", "cards": 4}
-    mfu, hfu = utilization(QWEN_7B, useful_per_s=3588.0, executed_per_s=3588.0, **told)
+    flops = flops_per_token(QWEN_7B, 2048.0, 1.0)
+    mfu, hfu = utilization(flops, 3588.0, 3588.0, "NVIDIA A10", 4)
     assert hfu == pytest.approx(40 / 125, rel=2e-3)  # 40 TFLOP/s a card is what 3588 tokens/s were worked out from
-    padded = utilization(QWEN_7B, useful_per_s=3588.0, executed_per_s=2 * 3588.0, **told)
+    padded = utilization(flops, 3588.0, 2 * 3588.0, "NVIDIA A10", 4)
     assert padded == (mfu, pytest.approx(2 * hfu))
     assert mfu == pytest.approx(hfu * 29.76 / 44.6, rel=5e-3)
 
@@ -173,8 +173,7 @@ def test_cards_before_turing_have_no_kernels(capability):
 
 
 def test_of_an_unknown_card_no_utilisation_is_made_up():
-    told = {"useful_per_s": 1.0, "executed_per_s": 1.0, "length": 1.0, "checkpointed": 1.0, "cards": 1}
-    assert utilization(QWEN_7B, card="cpu", **told) == (None, None)
+    assert utilization((1.0, 1.0), 1.0, 1.0, "cpu", 1) == (None, None)
     assert peak_flops("NVIDIA A1000 Laptop") is None
 
 

@@ -1,1 +1,0 @@
-"""The runs here and on the head: fab runs, fab runs.delete."""
