@@ -99,7 +99,7 @@ MAY = (
         "what a run costs it asks training/cost, as the plan does",
         may_not=("training.plan", "training.laptop"),
     ),
-    May(("*tasks.py",), OURS, "a task is where the folders meet"),
+    May(("*/tasks.py", "*/list_tasks.py"), OURS, "a task is where the folders meet"),
     May(("fabfile.py",), OURS, "it is the map of all tasks"),
 )
 
@@ -108,7 +108,7 @@ ONLY = (
     (("pyinfra",), ("deploy/*",), "it changes the standard library under whoever imports it: a process of its own"),
     (
         ("fabric", "invoke"),
-        ("*tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py"),
+        ("*/tasks.py", "*/list_tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py"),
         "what is no task takes and gives values; connections are opened in one place, which verifies host keys",
     ),
     (

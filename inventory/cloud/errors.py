@@ -58,8 +58,6 @@ class CloudError(InventoryError, RuntimeError):
     def __post_init__(self) -> None:
         super().__init__(self.message)
 
-    __str__ = RuntimeError.__str__
-
 
 class RentError(InventoryError, ValueError):
     """What was asked cannot be rented, rebuilt or removed like that: the user's to decide; the message says how."""

@@ -1,5 +1,5 @@
 """What is lost with machines, disks and folders: the runs of which no other copy is left. Before `fab down` and
-`fab runs.delete`."""
+`fab runs.delete`, which is carried out here."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def _lost(deletion: RunDeletion, row: RunRow) -> int:
     return max((step for place in going for step in getattr(row, place).steps), default=0)
 
 
-def on_laptop(deletion: RunDeletion, home: Path) -> None:
+def delete_on_laptop(deletion: RunDeletion, home: Path) -> None:
     """Remove the folders on this machine; a link is removed, and not followed."""
     for row in deletion.of("laptop"):
         folder = home / row.run_id
@@ -262,7 +262,7 @@ def on_laptop(deletion: RunDeletion, home: Path) -> None:
             shutil.rmtree(folder)
 
 
-def on_nodes(deletion: RunDeletion, cluster: Session) -> Mapping[str, str]:
+def delete_on_nodes(deletion: RunDeletion, cluster: Session) -> Mapping[str, str]:
     """Remove the folders on every node; why it did not come to that, by the node's name. Raises LaunchError where a
     run is being started meanwhile."""
     if starting := under_way(cluster.head):

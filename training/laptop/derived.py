@@ -64,11 +64,11 @@ KIND = "count"
 def derived_text(model: Model, kept_as: str = "", *, count: bool = True) -> str:
     """The recipe of a model that none is listed for, as it would stand in a file: called `kept_as`, or started by what
     was typed. Raises RecipeError and PlanError."""
-    source = replace(small_files(model).source, typed="" if kept_as else model.typed)
+    source = replace(small_files_of(model).source, typed="" if kept_as else model.typed)
     return new_recipe(kept_as or source.name, source, counted(model.base, model.typed) if count else None)
 
 
-def small_files(model: Model) -> SmallFiles:
+def small_files_of(model: Model) -> SmallFiles:
     """RecipeError where it is no model that can be trained."""
     if not (folder := model.base.folder):
         return looked_up(model.base)
@@ -175,26 +175,26 @@ def new_text(model: Model, named: str) -> str:
     if model.recipe in shipped_models():
         return shipped_text(model.recipe, named)
     text = derived_text(model, named)
-    keep_outline(model.base.name, small_files(model).config, counted(model.base))
+    keep_outline(model.base.name, small_files_of(model).config, counted(model.base))
     return text
 
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:
     """In a file beside those that are shipped, a line a model."""
-    entries = added_outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
-    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(entries.items()))
+    outlines_kept = added_outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
+    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(outlines_kept.items()))
     write_atomically(ADDED, "{\n" + ",\n".join(lines) + "\n}\n")
     outlines.cache_clear()
 
 
-NAMES = "[models] names in cluster.toml"
+WANTED = "[models] names in cluster.toml"
 
 
 def _models(names: Iterable[str]) -> list[Model]:
     try:
         return [resolve(name) for name in names]
     except RecipeError as error:
-        raise RecipeError(f"{NAMES}: {error}") from error
+        raise RecipeError(f"{WANTED}: {error}") from error
 
 
 def _folders(names: Iterable[str]) -> Iterator[Path]:
@@ -219,7 +219,7 @@ def notes_on(names: Sequence[str]) -> list[str]:
 def short_name_notes(names: Iterable[str]) -> list[str]:
     """A note for each name that is short for a recipe's; nobody is asked. Raises RecipeError for an unknown one."""
     return [
-        f"{NAMES}: {model.typed} is {model.recipe} ({model.base})"
+        f"{WANTED}: {model.typed} is {model.recipe} ({model.base})"
         for model in _models(names)
         if model.recipe and model.typed not in (model.recipe, model.base.name)
     ]
@@ -234,8 +234,8 @@ def refuse_incomplete(names: Iterable[str], *, sent_before: bool) -> None:
 def missing_folder_notes(names: Iterable[str]) -> list[str]:
     """A note for each folder among the names that only a head's disk may have: a deploy ends there where it has not."""
     return [
-        f"{NAMES}: there is no folder {folder} on this machine; the base deploy takes the copy on the head's disk, and "
-        "ends where there is none"
+        f"{WANTED}: there is no folder {folder} on this machine; the base deploy takes the copy on the head's disk, "
+        "and ends where there is none"
         for folder in _folders(names)
         if not folder.is_dir()
     ]
@@ -249,7 +249,7 @@ def folder_faults(names: Iterable[str], *, sent_before: bool) -> list[str]:
         if sent_before and not folder.is_dir():
             continue
         try:
-            whole_config(folder, f"{NAMES}: {folder}")
+            whole_config(folder, f"{WANTED}: {folder}")
         except RecipeError as error:
             faults.append(str(error))
     return faults
@@ -260,7 +260,7 @@ def _asked(repo: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-    where = f"{NAMES}: {repo}"
+    where = f"{WANTED}: {repo}"
     try:
         hub = hub_to_read()
         hub.told(lambda token: HfApi(hub.address, token).model_info(repo))

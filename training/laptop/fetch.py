@@ -1,4 +1,8 @@
-"""Bring a run home: its best checkpoint that is whole, metrics and logs; resumable, checked, verified. No torch."""
+"""Bring a run home: its best checkpoint that is whole, metrics and logs; resumable, checked, verified. No torch.
+
+What is half fetched is called `.part` and gone on with; a checkpoint folder gets its name only when whole. The
+optimizer's state, several times the adapter's size and of use on the head alone, comes only when asked for.
+"""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def delete_runs(
         failed: Mapping[str, str] = {}
         if going.of("head"):
             with open_cluster.open_cluster(False) as cluster:
-                failed = at_risk.on_nodes(going, cluster)
-        at_risk.on_laptop(going, run_folder.LOCAL_RUNS)
+                failed = at_risk.delete_on_nodes(going, cluster)
+        at_risk.delete_on_laptop(going, run_folder.LOCAL_RUNS)
     if failed:
         raise Exit("; ".join(f"{name}: {why}" for name, why in failed.items()), code=1)
     say(f"deleted {len(going.rows)}")

@@ -12,7 +12,7 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.shape import ModelShape, PlanError, known_shape
 from training.laptop import data_size
 from training.laptop.data_size import Size, size_of
-from training.laptop.derived import folder_faults
+from training.laptop.derived import counted, folder_faults
 from training.laptop.machines import Fleet, fleet, machines
 from training.laptop.preparing import measurements_of
 from training.models.names import is_listed, typed
@@ -21,10 +21,6 @@ from training.plan.notes import SETTING, mixture_notes
 from training.plan.options import Choice, Search, choose, in_four_bits
 from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
 from training.text.counts import many
-from training.text.deferred import deferred
-
-with deferred():
-    from training.laptop import derived
 
 ABOVE_0 = "it has to be above 0, and finite"
 
@@ -124,8 +120,8 @@ def subject(recipe: Recipe, wish: PlanWish) -> tuple[ModelShape, Size | None]:
 
 def _shape(recipe: Recipe) -> ModelShape | None:
     base = recipe.base_model
-    is_derived = recipe.name == base.own_name and not is_listed(recipe)  # no file was edited to say so
-    return known_shape(base) or (derived.counted(base) if base.folder or is_derived else None)
+    derived = recipe.name == base.own_name and not is_listed(recipe)  # no file was edited to say so
+    return known_shape(base) or (counted(base) if base.folder or derived else None)
 
 
 def amount(flag: str, text: str) -> float:

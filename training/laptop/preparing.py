@@ -97,7 +97,7 @@ def program_command(launch: Launch, module: str, arguments: Sequence[str], *, fr
 
 def measured_speeds(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:
     """How fast these nodes are."""
-    measured = fetched("").and_also(of_head(cluster.head))  # no calibration but the head's own
+    measured = fetched_measurements("").and_also(heads_measurements(cluster.head))  # no calibration but the head's own
     whose, rate = ranks_of(cluster, launch, nodes), cluster.line_rate_gbps
     link = link_speed(whose, len(launch.hosts), rate, measured.calibration, checks=measured.checks)
     return replace(link, runs=measured.runs)
@@ -141,7 +141,7 @@ def in_stage_order(cluster: Session, launch: Launch, recipe: Recipe, nodes: Sequ
     slots = {host.slots for host in launch.hosts}
     if not recipe.is_pipeline or len(slots) != 1 or len(set(rank_cards(nodes))) > 1:
         return launch
-    checks = _checks_of(ranks_of(cluster, launch, nodes), of_head(cluster.head).checks)
+    checks = _checks_of(ranks_of(cluster, launch, nodes), heads_measurements(cluster.head).checks)
     newest = max(checks, key=lambda result: float(result["time"]), default=None)
     if newest is None:
         return launch
@@ -233,7 +233,8 @@ NEWEST = 40
 
 @dataclass(frozen=True)
 class Measurements:
-    """All of it."""
+    """What was measured of a cluster: what lies on its head, where that answers, and what was fetched from it. Of other
+    clusters' runs those on the same cards count too."""
 
     calibration: Calibration | None = None
     """The newest of this cluster."""
@@ -251,7 +252,7 @@ class Measurements:
         return Measurements(newest, tuple(runs.values()), self.checks + other.checks, self.notes + other.notes)
 
 
-def fetched(cluster: str) -> Measurements:
+def fetched_measurements(cluster: str) -> Measurements:
     """What lies on this machine; a file that cannot be read is said and left out."""
     proved = _texts(sorted(LOCAL_RUNS.glob(f"{PROVE}-*/{calibration.FILE}")))
     made = [each for each in _readable(calibration.parse_calibration, proved) if each.cluster == cluster]
@@ -260,7 +261,7 @@ def fetched(cluster: str) -> Measurements:
     return Measurements(max(made, key=lambda each: each.time, default=None), tuple(runs))
 
 
-def of_head(head: Head) -> Measurements:
+def heads_measurements(head: Head) -> Measurements:
     """What lies on a head. Raises HeadError where it does not answer."""
     path = calibration.calibration_file(head.runs)
     proved = head.ask(fs.text, path) or ""
@@ -276,12 +277,12 @@ def of_head(head: Head) -> Measurements:
 
 def measurements_of(cluster: str, node: Node | None) -> Measurements:
     """Of a cluster; `node`: its head, where it stands. One that does not answer in time is left out, with a note."""
-    here = fetched(cluster)
+    here = fetched_measurements(cluster)
     if node is None:
         return here
     try:
         with closing(RemoteHead(node)) as head:
-            return here.and_also(within(HEAD_S, lambda: of_head(head)))
+            return here.and_also(within(HEAD_S, lambda: heads_measurements(head)))
     except (HeadError, TimeoutError) as error:
         return replace(here, notes=(f"what {node.name} has measured is not known: {error}",))
 

@@ -23,7 +23,7 @@ from training.laptop.head_node import Head
 from training.laptop.new_run import EarlierAdapter, TrainingData, checked_data
 from training.laptop.open_cluster import TRAINS_HERE, Session, hardware_of_nodes, with_slowest_first
 from training.laptop.start_lock import locked_start
-from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE
+from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE, Source
 from training.models.lock import LOCK, remember
 from training.models.names import LoadRecipe, Model, all_listed, load_recipe, resolve
 from training.plan.data_checks import for_rows, short_warmup, shortened
@@ -73,11 +73,13 @@ def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
-def recipe_name(name: str) -> str:
-    """What the recipe of a model is called, by which its runs are called too; empty where no model is named. Raises
-    RecipeError."""
-    model = resolve(name) if name else None
-    return (model.recipe or model.base.own_name) if model else ""
+def run_name(name: str) -> str:
+    """What the runs of a model are called by: its recipe's name. A word that means no model is such a name itself."""
+    try:
+        model = resolve(name)
+        return load_recipe(model.recipe).name if model.recipe else Source(model.base).name
+    except RecipeError:
+        return name
 
 
 def meaning(model: Model) -> str:

@@ -119,10 +119,14 @@ def train(
         wish = start_run.NewRun(model, data or (), overrides, from_adapter, skip_bad, dry, anyway)
         if resume is None:
             cluster, request = stack.enter_context(start_run.requested(wish, opened))
+            rental.print_other_billing(cluster)
             run_id = start_run.start(cluster, request, datetime.now(UTC))
         elif wish.fits_resume:
-            cluster, named = opened(""), resume if isinstance(resume, str) else None
-            run_id = resume_run.resume(cluster, named, start_run.recipe_name(model), overrides, force=force)
+            named = resume if isinstance(resume, str) else None
+            recipe = start_run.run_name(model) if model and not named else ""
+            cluster = opened("")
+            rental.print_other_billing(cluster)
+            run_id = resume_run.resume(cluster, named, recipe, overrides, force=force)
         else:
             raise launch.LaunchError(
                 "a resumed run keeps its data and what it began with; leave --data, --from-adapter, --dry, --anyway "
@@ -146,10 +150,8 @@ def train(
 
 
 def _opened(stack: ExitStack, here: bool, options: Mapping[str, Any], instead: str) -> Session:
-    """The cluster that a training uses, until the stack is left; says what else is billed."""
-    cluster = stack.enter_context(open_cluster.open_cluster(here, instead))
-    rental.print_other_billing(cluster)
-    return replace(cluster, **options)
+    """The cluster that a training uses, until the stack is left."""
+    return replace(stack.enter_context(open_cluster.open_cluster(here, instead)), **options)
 
 
 @task(

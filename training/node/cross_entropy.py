@@ -56,12 +56,12 @@ PLAIN = Logits()
 
 
 class Chunked(NamedTuple):
-    """How a head's logits are made: some rows at once, each of them once where no gradient is asked for."""
+    """How a head's logits are made: some rows at once, whose memory becomes their gradient where one is asked for."""
 
     logits: Logits
     rows: int
     learning: bool
-    """Whether gradients are: inside a torch.autograd.Function nothing tells."""
+    """Whether one is: inside a torch.autograd.Function nothing tells."""
 
     @classmethod
     def of(cls, logits: Logits, chunk: int) -> Chunked:

@@ -28,7 +28,7 @@ from training.text.counts import many, size_text
 from training.text.files import ADAPTER_WEIGHTS, BEST
 
 
-@dataclass
+@dataclass(eq=False)
 class Saver:
     """One save at a time, in the background; what failed there is raised by the next call."""
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +37,7 @@ from training.run.checkpoint_files import FetchError, planned_base_models
 from training.run.folder import CLAIM, Status, status_text
 from training.run.launch import Host, Launch, LaunchError, launch_text
 from training.text.files import ORIGIN, PARTS, sums_of, sums_text
+from training.text.problems import AdapterError
 
 
 @pytest.fixture
@@ -556,8 +558,31 @@ def test_a_newest_run_with_a_checkpoint_is_taken_however_many_others_there_are(l
 
 def test_a_run_of_another_recipe_is_no_candidate_for_the_one_that_is_named(learned):
     make_run(learned.runs, "qwen3-8b-20260201-080000", state="failed")
-    named = start_run.recipe_name("Qwen/Qwen3-8B")
-    assert runs.newest_with_checkpoint(learned, None, named)[0] == "qwen3-8b-20260201-080000"
+    assert runs.newest_with_checkpoint(learned, None, "qwen3-8b")[0] == "qwen3-8b-20260201-080000"
+
+
+@pytest.mark.parametrize(
+    ("typed", "called"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("./runs/tiny-20260131-154500/merged", "tiny-merged"),
+        ("tiny-merged", "tiny-merged"),
+        ("Somebody/Own-Model", "own-model"),
+    ],
+)
+def test_runs_are_found_by_whatever_means_their_model(typed, called):
+    assert start_run.run_name(typed) == called
+
+
+@pytest.mark.parametrize(
+    "go_on", [partial(resume_run.resume, recipe="", overrides={}, force=False), tuned_model.tuned_model]
+)
+def test_that_the_newest_run_is_not_the_one_that_was_taken_is_said(learned, capsys, go_on):
+    shutil.rmtree(learned.runs / OLD)
+    make_run(learned.runs, OLD, state="stopped", steps=(4,))
+    with pytest.raises((LaunchError, AdapterError)):  # these folders have no more than names
+        go_on(Session(learned), run_id=None)
+    assert capsys.readouterr().out == f"{NEWEST}, the newest run, ended with no checkpoint: taking {OLD}\n"
 
 
 @pytest.mark.parametrize(("user", "owner"), [("", 0), ("1234", 1234)])

@@ -16,7 +16,7 @@ from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.memory_settings import MemoryTable
 from tests.support.rented_in_memory import Rented
-from training.laptop import fetch, follow, lost_machines, rental, start_lock
+from training.laptop import fetch, follow, lost_machines, new_run, preparing, rental, start_lock, start_run
 from training.laptop.at_risk import RunsAtRisk
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import Session
@@ -241,11 +241,19 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
         yield RUN
         raise KeyboardInterrupt
 
-    at_hand.head.start = lambda launch: None
+    plan = SimpleNamespace(recipe=None, predicted={"stop_grace_s": 0})
+    monkeypatch.setattr(new_run, "new_run_folder", claimed)
+    monkeypatch.setattr(start_lock.StartLock, "start", lambda lock, launch: setattr(lock, "started", launch.run_id))
+    steps = ("_base_model", "_what_starts", "_ship", "_prepared_facts", "_show_decision", "_ship_plan", "_pin")
+    for name in ("hardware_of_nodes", *steps):
+        monkeypatch.setattr(start_run, name, lambda *_: None)
+    monkeypatch.setattr(start_run, "with_slowest_first", lambda launch, nodes: (launch, nodes))
+    monkeypatch.setattr(start_run, "_plan", lambda *_: plan)
+    monkeypatch.setattr(preparing, "in_stage_order", lambda cluster, launch, *_: launch)
+    monkeypatch.setattr(rental, "extend", lambda *_: None)
     for dry in (False, True):
-        with pytest.raises(KeyboardInterrupt), start_lock.locked_start(at_hand) as lock, claimed(None, "tiny", None):
-            if not dry:
-                lock.start(SimpleNamespace(run_id=RUN), resumed=True)
+        with pytest.raises(KeyboardInterrupt):
+            start_run.start(at_hand, start_run.StartRequest(SimpleNamespace(name="tiny"), None, dry=dry), None)
         assert (f"{RUN} continues on its own." in capsys.readouterr().out) is not dry
 
 

@@ -130,8 +130,8 @@ def deleted(places, *ids, only=""):
     going = at_risk.plan_deletion(rows_of(home, there), ids, only)
     said = list(at_risk.deletion_lines(going, head_asked=True))
     if going.of("head"):
-        assert at_risk.on_nodes(going, Session(HereHead(there))) == {}
-    at_risk.on_laptop(going, home)
+        assert at_risk.delete_on_nodes(going, Session(HereHead(there))) == {}
+    at_risk.delete_on_laptop(going, home)
     return said
 
 

@@ -319,7 +319,7 @@ def test_a_run_on_the_head_whose_figures_are_cut_is_left_out(folder, tmp_path, m
     other.mkdir()
     (other / MEASURED).write_text("{cut")
     head = HereHead(tmp_path / "runs")
-    assert preparing.of_head(head).runs == (RUN,)
+    assert preparing.heads_measurements(head).runs == (RUN,)
     assert "a run's measured.json is left out" in capsys.readouterr().err
     launch = replace(Launch(folder.name, str(folder), HOSTS, "m", (), "python", {}))
     assert preparing.measured_speeds(cluster_of(head), launch, NODES).runs == (RUN,)
@@ -348,7 +348,7 @@ def test_no_more_than_the_newest_forty_runs_are_asked_for(tmp_path):
         run.mkdir()
         (run / MEASURED).write_text(measured_text(replace(RUN, run_id=run.name)))
         os.utime(run / MEASURED, (n, n))
-    found = {each.run_id for each in preparing.of_head(HereHead(tmp_path)).runs}
+    found = {each.run_id for each in preparing.heads_measurements(HereHead(tmp_path)).runs}
     assert found == {f"tiny-20260101-{n:06d}" for n in range(5, 45)}
 
 

@@ -42,7 +42,8 @@ class Elsewhere(nn.Module):
 
 
 class StageModel(nn.Module):
-    """Micro-batch and hidden states in; hidden states out, or of the last stage what LossModel gives."""
+    """Micro-batch and hidden states in; hidden states out, or of the last stage what LossModel gives, and
+    of pairs the log-probabilities of their answers."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, stage: int, ranks: int, device: torch.device) -> None:
         super().__init__()
