@@ -121,9 +121,8 @@ MOVES = """
 import sys
 from inventory.shown import show_plainly
 show_plainly()
-from training.laptop import status as terminal
-from training.laptop.follow import RunLook
-from training.laptop.status import progress
+from training.laptop import run_look as terminal
+from training.laptop.run_look import RunLook, progress
 from training.run.folder import Status
 terminal.SILENT_S = 0.0
 status = Status("run", "running", started=100.0, updated=160.0)
