@@ -158,14 +158,17 @@ class Download:
             attributes = sftp.lstat(f"{self.remote_folder}/{name}")
             if not stat.S_ISREG(attributes.st_mode or 0) or (not digest and _is_as_fetched(target, attributes)):
                 return
-            size, resumed = attributes.st_size or 0, part.exists() and digest is not None
+            size, have = attributes.st_size or 0, part.stat().st_size if digest and part.exists() else 0
+            resumed = 0 < have <= size
             if size > most:
                 raise FetchError(f"{self.remote_folder}/{name} has {size_text(size)}, more than {size_text(most)}")
             try:
-                with self._room_for(name, size, part.stat().st_size if resumed else 0):
+                with self._room_for(name, size, have if resumed else 0):
                     self._copy(sftp, name, part, size, resumed)
-                    if digest and resumed and sha256_of(part) != digest:
-                        self._copy(sftp, name, part, size, False)  # the part was of something else
+                    if digest and resumed and sha256_of(part) != digest:  # the part was of something else
+                        with self._lock:  # before its bytes are given back, and not while another looks at the disk
+                            self._owed[name] = size
+                        self._copy(sftp, name, part, size, False)
             except BaseException:
                 if not digest:  # nothing can go on with it
                     part.unlink(missing_ok=True)
@@ -203,13 +206,7 @@ class Download:
     def _copy(self, sftp: SFTPClient, name: str, part: Path, size: int, resume: bool) -> None:
         """The first `size` bytes, which is what was announced, however much is sent."""
         with _opened(part, resume) as file:
-            offset = file.tell()
-            if offset > size:
-                file.truncate(0)
-                offset = 0
-            with self._lock:  # also where a resumed part was of something else, and all of the file comes anew
-                self._owed[name] = size - offset
-            for data in _read_ahead(sftp, f"{self.remote_folder}/{name}", offset, size):
+            for data in _read_ahead(sftp, f"{self.remote_folder}/{name}", file.tell(), size):
                 file.write(data)
                 self.moved += len(data)
                 self._owed[name] -= len(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -372,10 +373,11 @@ def test_a_file_larger_than_this_machines_disk_is_refused_before_it_comes(connec
 
 
 def test_a_reserve_of_this_machines_disk_stays_free_of_all_that_comes_at_once(
-    connect, server, run: Path, tmp_path: Path, monkeypatch
+    connect, run: Path, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr("training.laptop.download.RESERVE_BYTES", 3 << 20)
-    usage, home, asked = shutil.disk_usage(tmp_path), tmp_path / "home", []
+    usage, home, asked = shutil.disk_usage(tmp_path), tmp_path / "home", itertools.count(1)
+    home.mkdir()
 
     def come() -> int:
         with suppress(FileNotFoundError):  # it has got its name just now
@@ -384,16 +386,16 @@ def test_a_reserve_of_this_machines_disk_stays_free_of_all_that_comes_at_once(
 
     def of_ten_mib(folder: Path):
         answer = usage._replace(total=1 << 40, free=(10 << 20) - come())
-        asked.append((home / "plan.json").exists() and (home / "metrics.jsonl").exists())
-        if sum(asked) > 1:  # the first log comes whole between this answer and what is made of it
+        if next(asked) == 2:  # the first log comes whole between this answer and what is made of it
             until(lambda: list(home.rglob("rank-?.log")))
         return answer
 
     monkeypatch.setattr("training.laptop.download.shutil.disk_usage", of_ten_mib)
     for n in range(4):
         (run / "logs" / f"rank-{n}.log").write_bytes(b"x" * (4 << 20))
+    logs = [(f"logs/rank-{n}.log", home / f"rank-{n}.log", None) for n in range(4)]
     with pytest.raises(FetchError, match=r"is announced with 4\.0 MiB.*3\.0 MiB stay free"):
-        fetch_remote(connect(), str(run), home)
+        Download(connect(), str(run), home).all(logs)
     assert come() == 4 << 20
     assert not list(home.rglob("*.part"))
 
