@@ -165,7 +165,7 @@ class Download:
             try:
                 with self._room_for(name, size, have if resumed else 0):
                     self._copy(sftp, name, part, size, resumed)
-                    if digest and resumed and sha256_of(part) != digest:  # the part was of something else
+                    if resumed and sha256_of(part) != digest:  # the part was of something else
                         with self._lock:  # before its bytes are given back, and not while another looks at the disk
                             self._owed[name] = size
                         self._copy(sftp, name, part, size, False)

@@ -400,7 +400,10 @@ def test_a_reserve_of_this_machines_disk_stays_free_of_all_that_comes_at_once(
     assert not list(home.rglob("*.part"))
 
 
-def test_a_part_of_something_else_makes_all_of_its_file_owed_again(connect, run: Path, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(("part_bytes", "owed_then"), [(4000, [1000, 5000]), (6000, [5000])])
+def test_a_part_of_something_else_makes_all_of_its_file_owed_again(
+    connect, run: Path, tmp_path: Path, monkeypatch, *, part_bytes: int, owed_then: list[int]
+):
     file = run / "logs" / "rank-0.log"
     file.write_bytes(b"x" * 5000)
     download, owed = Download(connect(), str(run), tmp_path), []
@@ -410,9 +413,9 @@ def test_a_part_of_something_else_makes_all_of_its_file_owed_again(connect, run:
         return _read_ahead(*arguments)
 
     monkeypatch.setattr("training.laptop.download._read_ahead", read)
-    (tmp_path / "a.part").write_bytes(b"y" * 4000)
+    (tmp_path / "a.part").write_bytes(b"y" * part_bytes)
     download.all([("logs/rank-0.log", tmp_path / "a", sha256_of(file))])
-    assert (tmp_path / "a").read_bytes() == file.read_bytes() and owed == [1000, 5000]
+    assert (tmp_path / "a").read_bytes() == file.read_bytes() and owed == owed_then
 
 
 def test_files_have_a_number_and_what_is_read_whole_has_a_size(connect, server, run: Path, tmp_path: Path, monkeypatch):
