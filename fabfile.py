@@ -12,6 +12,7 @@ import training.laptop.adapter.tasks
 import training.laptop.list_tasks
 import training.laptop.prove.tasks
 import training.laptop.tasks
+import training.laptop.workload
 from inventory.command_line import end_quietly_without_a_reader, read_command_line, refuse_malformed_flags
 from inventory.local_address import any_cloud
 
@@ -36,6 +37,15 @@ for folder in folders:
     for name, collection in part.collections.items():
         if name not in hidden:
             namespace.add_collection(collection)
+# What a folder's tasks ask of another's work is handed to them here, as `c.workload`: no folder imports its neighbour.
+namespace.configure(
+    {
+        "workload": training.laptop.workload.TrainingWorkload(),
+        "doctor": deploy.tasks.doctor,
+        "keep_packages": deploy.tasks.KEEP_PACKAGES,
+        "cpu_requirements": deploy.tasks.cpu_requirements,
+    }
+)
 end_quietly_without_a_reader()
 refuse_malformed_flags(namespace)
 of_a_run = ("evaluate", "fetch", "generate", "logs", "merge", "runs.delete", "stop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
@@ -13,7 +14,7 @@ from training.text.deferred import deferred
 
 with deferred():
     from deploy import doctor as examination
-    from deploy import survey
+    from deploy import environment, survey
     from inventory import cluster as clusters
     from inventory import terminal
     from inventory.renting import report
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from deploy.survey import GpuAnswer, Held
     from inventory.cluster import Cluster
     from training.models.names import Model
+
+
+KEEP_PACKAGES = Path(__file__).parent / "on_node" / "keep_packages.py"
+"""Keeps the packages of a node's environment on its data disk, for a snapshot."""
+
+
+def cpu_requirements() -> str:
+    """Every package of a CPU node, for pip."""
+    return environment.cpu_requirements(Path(__file__).with_name("requirements.lock").read_text(encoding="utf-8"))
 
 
 def _cluster() -> Cluster:

@@ -18,7 +18,7 @@ with deferred():
     from inventory import hostkeys, known_hosts, ssh_program
     from inventory import nodes as node_list
     from inventory import settings as cluster_toml
-    from training.laptop import rental
+    from inventory.renting import lease
 
 if TYPE_CHECKING:
     from inventory.hostkeys import HostKey, KeyChange
@@ -118,7 +118,7 @@ def open_shell(c: Any, node: str = "", command: str = "") -> None:
     with sentences():
         cluster = clusters.load_cluster()
         argv = ssh_program.ssh_argv(ssh_program.node_named(cluster.nodes, node), command)
-        rental.restore_lease(cluster.settings)
+        lease.restore(cluster.settings)
         sys.stdout.flush()
         try:
             os.execvp(argv[0], argv)

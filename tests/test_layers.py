@@ -99,8 +99,7 @@ MAY = (
         "what a run costs it asks training/cost, as the plan does",
         may_not=("training.plan", "training.laptop"),
     ),
-    May(("*/tasks.py", "*/list_tasks.py"), OURS, "a task is where the folders meet"),
-    May(("fabfile.py",), OURS, "it is the map of all tasks"),
+    May(("fabfile.py",), OURS, "it is the map of all tasks, and hands them what they ask of each other's work"),
 )
 
 ONLY = (

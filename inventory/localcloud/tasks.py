@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from invoke import Collection, task
 
-import deploy
 from inventory.command_line import ask, say, sentences, yes_command
 from inventory.localcloud.places import Places, cache_folder, cache_size_bytes
 from training.text.counts import size_text
 from training.text.deferred import deferred
 
 with deferred():
-    from deploy import environment
     from inventory import settings as cluster_toml
     from inventory.localcloud import control, network, served, shape
     from inventory.localcloud import image as base_image
@@ -38,11 +35,6 @@ def _places() -> Any:
     return Places.of(_settings().name)
 
 
-def _wheelhouse() -> Any:
-    lock = Path(deploy.__file__).with_name("requirements.lock").read_text(encoding="utf-8")
-    return base_image.ensure_wheelhouse(environment.cpu_requirements(lock), base_image.PYTHON_VERSION, say)
-
-
 @task(help={"wheels": "also download the Python packages for the hosts (once)"})
 def serve(c: Any, wheels: bool = True) -> None:
     """Start the local cloud: an ECS API that rents out hosts on this machine."""
@@ -52,7 +44,8 @@ def serve(c: Any, wheels: bool = True) -> None:
         if (image := settings.rental.image) in catalogue.FAMILIES[1:]:
             say(f"its machines get Debian 12 where image = {image!r}: it has no other system")
         if wheels and settings.torch_flavour == "cpu":
-            served.show_wheels(Places.of(settings.name), _wheelhouse())
+            wheels_folder = base_image.ensure_wheelhouse(c.cpu_requirements(), base_image.PYTHON_VERSION, say)
+            served.show_wheels(Places.of(settings.name), wheels_folder)
     say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; next: fab up")
 
 

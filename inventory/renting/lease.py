@@ -13,6 +13,7 @@ from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import Instance
+from inventory.errors import InventoryError
 from inventory.renting import cost, disks, members, tags
 from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
@@ -223,6 +224,11 @@ def _time_left(needed: timedelta, end: datetime, now: datetime) -> str:
 # followed is over and with the next command that uses the machines. The planned time waits in a tag.
 
 
+def hours_idle(settings: Settings) -> float:
+    """How long machines are there that nothing uses; 0: as long as they are planned."""
+    return settings.rental.hours_idle if settings.is_rented else 0
+
+
 def released_at(cloud: Cloud, settings: Settings) -> datetime | None:
     """When the first machine goes; None where none does by itself."""
     return _first(_machines(cloud, settings))
@@ -269,6 +275,19 @@ def move_back(cloud: Cloud, settings: Settings) -> datetime | None:
         if planned[instance_id] - target > SAME:  # as far as the budget reaches: no further later on
             cloud.tag("instance", [instance_id], {tags.PLANNED_TAG: tags.moment(target)})
     return min(moved.values(), default=None)
+
+
+def restore(settings: Settings | None) -> None:
+    """A command uses the machines: they stay as they were planned to. Settings of None: this machine."""
+    if not (settings and hours_idle(settings)):
+        return
+    try:
+        end = move_back(open_cloud(settings), settings)
+    except InventoryError as error:
+        print(f"the machines' release time could not be moved back: {error}")
+        return
+    if end:
+        print(f"the machines stay until {clock(end)} again", flush=True)
 
 
 def _planned(machine: Instance) -> datetime | None:

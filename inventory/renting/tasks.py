@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, task
 
 from inventory.command_line import ask, say, sentences, yes_command
-from inventory.shown import clock
-from training.laptop.tasks import stop
 from training.text.deferred import deferred
 
 with deferred():
-    from inventory import cluster as clusters
     from inventory import setting_types
     from inventory import settings as cluster_toml
     from inventory.cloud import errors
@@ -25,14 +20,11 @@ with deferred():
     from inventory.renting import down as removal
     from inventory.renting import machines as rented_machines
     from inventory.renting import plan as planning
-    from training.laptop import at_risk, derived, head_node, rental
-    from training.run import folder as run_folder
 
 if TYPE_CHECKING:
     from inventory.cloud.values import Instance
-    from inventory.renting.down import DownPlan
+    from inventory.renting.workload import NodeWorkload
     from inventory.settings import Settings
-    from training.laptop.at_risk import RunsAtRisk
 
 WAIT = "if a machine is being reclaimed, wait until the disk that its successor gets is free"
 RECORD = "save the cloud's answers to this folder, with your personal details removed"
@@ -76,22 +68,23 @@ def up(
     record: str = "",
 ) -> None:
     """Rent the missing machines of the cluster, after showing the cost."""
+    workload: NodeWorkload = c.workload
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         settings = cluster_toml.load_settings()
         members.refuse_nameless(settings)
-        notes = derived.refuse_unknown(settings.models.names)
+        notes = workload.refuse_unknown(settings.models.names)
         length = hours or settings.rental.hours
         wish = planning.RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
         plan = disk_plans.when_free(lambda: planning.plan_up(cloud, settings, wish), wait, cloud)
-        derived.refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
-        notes += derived.notes_on(settings.models.names)
+        workload.refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
+        notes += workload.notes_on(settings.models.names)
         report.display(report.up_table(plan), *notes)
         if settings.on_this_machine:
             report.display("this machine's own cloud takes no money: prices are made up, and nothing is billed")
         if plan.numbers and (note := access.note(settings)):
             report.display(note)
-        if plan.numbers and plan.there and (note := _stake()[0].stays_on):
+        if plan.numbers and plan.there and (note := workload.stays_on()):
             report.display(note)
         if dry:
             return
@@ -103,7 +96,7 @@ def up(
         elif plan.extended:
             ask(yes, f"keep {members.so_many(len(plan.extended))} longer?", again)
         machines = rented_machines.apply_plan(cloud, settings, plan, say)
-        _tell_head(settings, machines)
+        _tell_head(workload, settings, machines)
         report.display(report.machines_table(machines, settings, cloud.now()))
     say(f"next: {settings.deploy_command}")
 
@@ -134,19 +127,20 @@ def down(
     record: str = "",
 ) -> None:
     """Delete the rented machines, or one of them; show what remains and its cost."""
+    workload: NodeWorkload = c.workload
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
         settings = cluster_toml.load_settings()
         cloud = _cloud(settings, record)
         plan = removal.plan_down(cloud, settings, disks, anyway, others, nodes=node)
         protected = {"named": bool(node), "force": force}
-        lines, stopping = _at_stake(plan, agreed=yes, stop_run=stop_run, **protected)
+        lines, stopping = workload.losses(plan, agreed=yes, stop_run=stop_run, **protected)
         report.display(*lines, *report.down_lines(plan, settings))
         if not plan.is_empty:
             flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
             ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
             if stopping:
-                stop(c, run=stopping)
-                _at_stake(plan, agreed=True, **protected)  # nobody has read yet what it saved just now
+                workload.stop(stopping)
+                workload.losses(plan, agreed=True, **protected)  # nobody has read yet what it saved just now
             removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:
         say(report.remaining_line(plan.remaining))
@@ -156,81 +150,13 @@ def down(
     say(f"{left} in {cloud.region_id}{more}")
 
 
-def _at_stake(
-    plan: DownPlan, *, named: bool, agreed: bool, force: bool, stop_run: bool = False
-) -> tuple[list[str], str]:
-    """What goes with the machines beside themselves, as far as the head tells within seconds; the run to stop first.
-
-    Raises RentError where runs or their only copies would go, or the head tells nothing of them, but for `force`: for
-    machines that were named, and where the user agreed before reading what goes.
-    """
-    everything = members.members((*plan.machines, *plan.remaining))
-    by_name = dict(zip(members.names(everything), everything, strict=True))
-    going = {name for name, each in by_name.items() if each in plan.machines}
-    head = by_name.get(members.HEAD)
-    on_head, silence = _stake() if head else (None, "")
-    stake = on_head or at_risk.RunsAtRisk()  # no run outlives its head
-    stopping = stake.active if stop_run and stake.hosts & going else ""
-
-    running = [] if stopping else [*stake.running_on(going)]
-    on_disk, unknown = _on_heads_disk(plan, on_head, silence)
-    silent = bool(head and silence and going and not head.is_stopped)
-    not_answered = [f"whether a run is going on there is not known: {silence}"] if silent else []
-    unfetched = [stake.left_on(members.HEAD)] if members.HEAD in going and stake.unfetched else []
-
-    losses = [*running, *on_disk, *not_answered, *(unfetched if named else [])]
-    if losses and (named or agreed) and not force:
-        raise errors.RentError(f"{'; '.join(losses)}; nothing was deleted (--force: all the same)")
-    return [*losses, *([] if named else unfetched), *unknown], stopping
-
-
-def _on_heads_disk(plan: DownPlan, stake: RunsAtRisk | None, silence: str) -> tuple[list[str], list[str]]:
-    """What runs lose with the head's data disk if that goes and no snapshot has it, and what is not known of that: a
-    sentence each. `stake`: what the head says; None without a head: then only what was fetched is known."""
-    going = [disk for disk in plan.disks if members.disk_number(disk) == 1]
-    if not going:
-        return [], []
-    whole = [each.created for each in plan.snapshots if each.disk_kind == "data" and each.status == "accomplished"]
-    disk, held = f"{members.HEAD}'s disk", max(whole).timestamp() if whole else 0.0
-    try:
-        if silence:
-            raise head_node.HeadError(silence)
-        since = min(each.created for each in going).timestamp()
-        runs = at_risk.left_behind(run_folder.LOCAL_RUNS, since) if stake is None else stake.unfinished
-        losses, unknown = [*at_risk.lost_with(disk, runs, held, head_is_there=stake is not None)], []
-    except Exception as error:  # the runs' files are a node's words: whatever fails at them stops no `fab down`
-        losses, unknown = [], [f"what of its runs is only on {disk} is not known: {str(error) or type(error).__name__}"]
-    return losses, unknown if stake else [*unknown, *_saved_since(plan, disk, held)]
-
-
-def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
-    """That a disk, whose head is gone, may have more than its newest snapshot of that time, in seconds since 1970."""
-    if plan.head_gone is None or plan.head_gone.timestamp() <= held:
-        return []
-    newest = f"the newest snapshot is of {clock(datetime.fromtimestamp(held, UTC))}" if held else "no snapshot has any"
-    until = f"{members.HEAD} was there until {clock(plan.head_gone)} at the latest, {newest}"
-    return [f"{until}: what runs saved in between is only on {disk} and is lost with it; {at_risk.KEEP_DISK}"]
-
-
-def _stake() -> tuple[RunsAtRisk, str]:
-    """What the head says of its runs; why it says nothing."""
-    try:
-        with closing(head_node.RemoteHead(clusters.load_cluster().head)) as head:
-            return at_risk.at_stake(head, run_folder.LOCAL_RUNS), ""
-    except Exception as error:  # as above
-        return at_risk.RunsAtRisk(), str(error) or type(error).__name__
-
-
-def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
+def _tell_head(workload: NodeWorkload, settings: Settings, machines: Sequence[Instance]) -> None:
     """A run that is going on, or will be, saves and leaves before the machines are released."""
     ends = [each.release_at for each in machines if each.release_at]
     if not ends:
         return
-    try:
-        with closing(head_node.RemoteHead(members.as_nodes(settings, machines, ())[0])) as head:
-            rental.tell_release(head, min(ends))
-    except head_node.HeadError as error:
-        say(f"the head could not be told until when it has time ({error}): the next start of a run does, or fab up")
+    if silence := workload.tell_release(members.as_nodes(settings, machines, ())[0], min(ends)):
+        say(f"the head could not be told until when it has time ({silence}): the next start of a run does, or fab up")
 
 
 @task(auto_shortflags=False, help={"record": RECORD})

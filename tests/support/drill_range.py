@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from invoke import Context, Exit
+from invoke import Config, Context, Exit
 
+import deploy.tasks
 from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.account import Account
 from inventory.renting.tags import StateFiles
@@ -18,6 +19,7 @@ from snapshots.node_disks import ReadAhead
 from tests.support.ecs_api import EcsApi
 from tests.support.idle import wait_until_idle
 from tests.support.paper_ssh import KeyedPaper, PaperSsh
+from training.laptop.workload import TrainingWorkload
 
 TOML = """\
 name = "drill"
@@ -78,6 +80,20 @@ class State:
     files: dict = field(default_factory=dict)
 
 
+class DrillWorkload(TrainingWorkload):
+    """Asks the head on paper all but its trainings."""
+
+    def trainings(self, cloud, settings):
+        return None
+
+
+HANDED_OVER = Context(
+    Config(
+        overrides={"workload": DrillWorkload(), "doctor": lambda _: None, "keep_packages": deploy.tasks.KEEP_PACKAGES}
+    )
+)
+
+
 class Range:
     """One cloud, one cluster, and the commands of a user as fab would run them; ssh is the only stand-in."""
 
@@ -104,8 +120,6 @@ class Range:
         # What a rebuild does over ssh once its machines are there.
         self._stack.enter_context(patch("snapshots.rebuild.base_deploy", lambda *_: 0))
         self._stack.enter_context(patch("snapshots.rebuild.begin", lambda *_: ReadAhead()))
-        self._stack.enter_context(patch("snapshots.tasks._doctor", lambda _: None))
-        self._stack.enter_context(patch("snapshots.tasks._trainings", lambda *_: None))
         self.set_disk_gib(20)
         return self
 
@@ -133,7 +147,7 @@ class Range:
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
-                task.body(Context(), **(dict.fromkeys(task.iterable, ()) | flags))
+                task.body(HANDED_OVER, **(dict.fromkeys(task.iterable, ()) | flags))
                 end = Exit(code=0)
             except Exit as asked:
                 end = asked

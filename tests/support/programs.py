@@ -40,6 +40,7 @@ FAB = (
     "training.laptop.list_tasks",
     "training.laptop.prove.tasks",
     "training.laptop.tasks",
+    "training.laptop.workload",
 )
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from inventory.cloud.opening import open_cloud
 from inventory.errors import InventoryError
 from inventory.renting import lease, report
-from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import head_node, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
@@ -46,7 +45,7 @@ def print_other_billing(cluster: Session) -> None:
 def extend(cluster: Session, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
     RentError, HeadError."""
-    restore_lease(cluster.settings)
+    lease.restore(cluster.settings)
     if cluster.settings and cluster.extends_rental:
         lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head), cluster.confirm)
 
@@ -57,7 +56,7 @@ def lease_extended(cluster: Session) -> Iterator[None]:
     if not cluster.settings:
         yield
         return
-    if hours_idle(cluster.settings):
+    if lease.hours_idle(cluster.settings):
         later = lease.idle_text(cluster.settings)
         print(f"when nothing uses the machines any more, they are released {later} later (hours_idle)", flush=True)
     own = RemoteHead(cluster.nodes[0])  # over a connection of its own: for another thread
@@ -68,14 +67,9 @@ def lease_extended(cluster: Session) -> Iterator[None]:
         shorten_idle_lease(cluster)
 
 
-def hours_idle(settings: Settings) -> float:
-    """How long machines are there that nothing uses; 0: as long as they are planned."""
-    return settings.rental.hours_idle if settings.is_rented else 0
-
-
 def shorten_idle_lease(cluster: Session) -> None:
     """Bring the release time forward where `hours_idle` says so and nothing uses the machines."""
-    if not (cluster.settings and hours_idle(cluster.settings)):
+    if not (cluster.settings and lease.hours_idle(cluster.settings)):
         return
     try:
         if runs.running_or_starting(cluster.head):
@@ -102,23 +96,10 @@ def users_of(cluster: Session) -> str:
     return "; ".join(f"{name}: {what}" for name, what in (users | silent).items())
 
 
-def restore_lease(settings: Settings | None) -> None:
-    """A command uses the machines: they stay as they were planned to. Settings of None: this machine."""
-    if not (settings and hours_idle(settings)):
-        return
-    try:
-        end = lease.move_back(open_cloud(settings), settings)
-    except InventoryError as error:
-        print(f"the machines' release time could not be moved back: {error}")
-        return
-    if end:
-        print(f"the machines stay until {clock(end)} again", flush=True)
-
-
 @contextmanager
 def in_use(cluster: Session) -> Iterator[None]:
     """Inside, a command uses the machines; afterwards they are idle."""
-    restore_lease(cluster.settings)
+    lease.restore(cluster.settings)
     try:
         yield
     finally:
@@ -141,7 +122,7 @@ def print_release_time(cluster: Session, *, goes_on: bool = True) -> None:
             f"The cloud releases the machines at {clock(end)}; while no one follows the run, nothing extends "
             "that, and it saves and exits before. To keep them longer: fab logs --follow, or fab up --hours N"
         )
-        if hours_idle(cluster.settings):
+        if lease.hours_idle(cluster.settings):
             print("hours_idle waits for the next command of this laptop")
     else:
         print("The machines cost until fab down")

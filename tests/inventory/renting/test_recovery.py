@@ -10,10 +10,10 @@ from inventory.renting.recovery import rented_nodes
 from inventory.renting.report import show_machines
 from inventory.setting_types import SettingsError
 from inventory.ssh import SshError
-from snapshots.tasks import _trainings
 from tests.support.paper_cluster import SMALL, PaperCluster
 from tests.support.run_folders import make_run
 from training.laptop.head_node import HereHead
+from training.laptop.workload import TrainingWorkload
 
 
 @pytest.fixture
@@ -134,6 +134,6 @@ def test_after_a_rebuild_the_trainings_on_the_head_are_read_and_a_silent_head_is
     make_run(tmp_path / "runs", "tiny-20261121-101500", state="finished", steps=(4,))
     make_run(tmp_path / "runs", "check-20261121-121500", state="finished")
     monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda node: HereAsRemote(tmp_path / "runs"))
-    assert _trainings(cluster.cloud, cluster.settings) == [("tiny-20261121-101500", "finished")]
+    assert TrainingWorkload().trainings(cluster.cloud, cluster.settings) == [("tiny-20261121-101500", "finished")]
     monkeypatch.setattr(HereAsRemote, "ask", refused)
-    assert _trainings(cluster.cloud, cluster.settings) is None
+    assert TrainingWorkload().trainings(cluster.cloud, cluster.settings) is None

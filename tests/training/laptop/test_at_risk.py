@@ -13,9 +13,10 @@ from inventory.renting import tasks
 from inventory.renting.down import DownPlan
 from inventory.shown import clock
 from tests.support.run_folders import make_run
-from training.laptop import at_risk
+from training.laptop import at_risk, workload
 from training.laptop.at_risk import RunsAtRisk, Unfinished
 from training.laptop.head_node import HereHead
+from training.laptop.workload import TrainingWorkload
 
 OLD, NEW = "tiny-20260130-120000", "tiny-20260131-154500"
 
@@ -31,7 +32,7 @@ def plan(going, remaining=(), off=()):
 
 def at_stake(going, *, named=False, agreed=False, force=False, stop_run=False):
     """The sentences alone."""
-    return tasks._at_stake(going, named=named, agreed=agreed, force=force, stop_run=stop_run)[0]
+    return TrainingWorkload().losses(going, named=named, agreed=agreed, force=force, stop_run=stop_run)[0]
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def said(monkeypatch):
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
 
     def ask(stake, going, remaining=(), *, off=(), unknown="", named=None, agreed=False, **flags):
-        monkeypatch.setattr(tasks, "_stake", lambda: (stake, unknown))
+        monkeypatch.setattr(workload, "_asked_head", lambda: (stake, unknown))
         named = bool(remaining) if named is None else named
         return at_stake(plan(going, remaining, off), named=named, agreed=agreed, **flags)
 
@@ -71,10 +72,10 @@ def test_all_machines_go_under_a_run_only_if_that_was_read_forced_or_the_run_sto
 
 def test_only_a_run_on_machines_that_go_is_stopped_first(monkeypatch):
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
-    monkeypatch.setattr(tasks, "_stake", lambda: (RUNNING, ""))
+    monkeypatch.setattr(workload, "_asked_head", lambda: (RUNNING, ""))
     asked = {"named": True, "agreed": True, "force": False, "stop_run": True}
-    assert tasks._at_stake(plan(["te3"], ["te1", "te2"]), **asked) == ([], "")
-    assert tasks._at_stake(plan(["te2"], ["te1", "te3"]), **asked) == ([], NEW)
+    assert TrainingWorkload().losses(plan(["te3"], ["te1", "te2"]), **asked) == ([], "")
+    assert TrainingWorkload().losses(plan(["te2"], ["te1", "te3"]), **asked) == ([], NEW)
 
 
 def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch):
@@ -85,10 +86,11 @@ def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch):
     both, gone = DownPlan(plan(["te1", "te2"]).machines, (its_disk(),)), []
     monkeypatch.setattr("inventory.renting.down.plan_down", lambda *_, **__: both)
     monkeypatch.setattr("inventory.renting.down.apply_down", lambda *_: gone.append(both))
-    for name, fake in {"_cloud": None, "_stake": (lambda: (stakes.pop(0), "")), "stop": None, "ask": None}.items():
-        monkeypatch.setattr(tasks, name, fake or (lambda *_, **__: None))
+    monkeypatch.setattr(workload, "_asked_head", lambda: (stakes.pop(0), ""))
+    for module, name in ((tasks, "_cloud"), (tasks, "ask"), (TrainingWorkload, "stop")):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
     with pytest.raises(Exit) as refused:
-        tasks.down.body(None, [], disks=True, stop_run=True)
+        tasks.down.body(SimpleNamespace(workload=TrainingWorkload()), [], disks=True, stop_run=True)
     assert refused.value.code == 2 and (stakes, gone) == ([], [])
 
 
@@ -162,7 +164,7 @@ def lost(monkeypatch):
 
     def ask(*snapshots, disk=1, unknown="", agreed=False):
         monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
-        monkeypatch.setattr(tasks, "_stake", lambda: (RunsAtRisk(unfinished=(STOPPED,)), unknown))
+        monkeypatch.setattr(workload, "_asked_head", lambda: (RunsAtRisk(unfinished=(STOPPED,)), unknown))
         return at_stake(DownPlan(plan(["te1"]).machines, (its_disk(disk),), snapshots=snapshots), agreed=agreed)
 
     return ask
@@ -209,7 +211,7 @@ def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
 
 def test_where_a_named_head_goes_with_its_disk_that_is_refused_but_for_force(monkeypatch):
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
-    monkeypatch.setattr(tasks, "_stake", lambda: (RunsAtRisk(unfinished=(STOPPED,)), ""))
+    monkeypatch.setattr(workload, "_asked_head", lambda: (RunsAtRisk(unfinished=(STOPPED,)), ""))
     both = DownPlan(plan(["te1"]).machines, (its_disk(),))
     with pytest.raises(RentError, match=rf"^{NEW} is at step 54 of 400: with te1's disk goes "):
         at_stake(both, named=True)

@@ -154,7 +154,7 @@ def test_without_hours_idle_nothing_moves_and_nothing_is_said(opened, capsys):
     planned = release(cluster)
     with rental.in_use(at_hand):
         pass
-    rental.restore_lease(Settings(provider="static"))
+    lease.restore(Settings(provider="static"))
     assert release(cluster) == planned and capsys.readouterr().out == ""
 
 

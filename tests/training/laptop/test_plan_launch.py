@@ -33,7 +33,7 @@ from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
 from training.data.sample import Bad, DataError
-from training.laptop import base_model, follow, new_run, preparing, runs, start_lock, start_run, status
+from training.laptop import base_model, follow, new_run, preparing, runs, start_lock, start_run, status, workload
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.new_run import pack
 from training.laptop.on_head import fs
@@ -324,20 +324,18 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
 
 def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
     from inventory.cloud.errors import RentError
-    from inventory.renting import tasks as renting
-    from snapshots import tasks as snapshots
 
     head = HereHead(tmp_path / "runs")
     te1 = SimpleNamespace(name="te1")
     monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda *_: head)
     monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
-    assert renting._stake()[0].active == ""
-    snapshots._end_runs(None, te1, False)
+    assert workload._asked_head()[0].active == ""
+    workload.TrainingWorkload().end_all(te1, stop_run=False)
     with start_lock.hold_start_lock(head), new_run.new_run_folder(head, "tiny", MOMENT) as run_id:
-        assert renting._stake()[0].active == run_id == RUN
+        assert workload._asked_head()[0].active == run_id == RUN
         with pytest.raises(RentError, match=f"{RUN} is being started"):
-            snapshots._end_runs(None, te1, True)
-    assert renting._stake()[0].active == ""
+            workload.TrainingWorkload().end_all(te1, stop_run=True)
+    assert workload._asked_head()[0].active == ""
 
 
 def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only_that(tmp_path: Path):

@@ -1,0 +1,53 @@
+"""What renting, snapshots and a rebuild ask of what runs on the machines. The fabfile hands their tasks the answer, in
+`c.workload`: none of them knows what a training is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from inventory.cloud.port import Cloud
+from inventory.nodes import Node
+from inventory.renting.down import DownPlan
+from inventory.settings import Settings
+
+
+class NodeWorkload(Protocol):
+    """Models by the names of [models] in cluster.toml, and runs by their ids. What is wrong with either is raised as
+    one sentence, with an exit code of its own."""
+
+    def refuse_unknown(self, models: Sequence[str]) -> list[str]:
+        """Refuse names that mean no model; a sentence for each that could not be looked up."""
+
+    def refuse_incomplete(self, models: Sequence[str], *, sent_before: bool) -> None:
+        """Refuse folders of this machine that are no whole model. `sent_before`: the head may have them already."""
+
+    def notes_on(self, models: Sequence[str]) -> list[str]:
+        """What is to be known of them before machines are rented, a sentence each."""
+
+    def model_folder(self, model: str) -> str:
+        """Its folder below /data/models of a node."""
+
+    def stays_on(self) -> str:
+        """That a run that is going on takes no machine that comes; empty where none is."""
+
+    def losses(
+        self, plan: DownPlan, *, named: bool, agreed: bool, force: bool, stop_run: bool = False
+    ) -> tuple[list[str], str]:
+        """What goes with the machines beside themselves, a sentence each; the run to stop first. Raises RentError
+        where that is too much but for `force`: for machines that were `named`, and where the user `agreed` before
+        reading it."""
+
+    def stop(self, run_id: str) -> None:
+        """Stop it as `fab stop` does."""
+
+    def end_all(self, head: Node, *, stop_run: bool) -> None:
+        """No run is going on on this head when this returns. Raises RentError where one is and may not be stopped."""
+
+    def tell_release(self, head: Node, at: datetime) -> str:
+        """Tell the head when the first machine is released; why it could not be told."""
+
+    def trainings(self, cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
+        """The trainings on the head that have a checkpoint, and their states, the oldest first; None where it does
+        not tell."""
