@@ -63,14 +63,14 @@ def measure(rank: Rank) -> dict[str, float]:
     """Medians in seconds; `ratio` is bare / ours, pair by pair."""
     work = open_work(rank)
     init_process_group(rank.place.local_rank, 600)
-    strategy = registry.build(work.recipe, work.model_dir, 1)
+    strategy = registry.build_strategy(work.recipe, work.model_dir, 1)
     progress = finetune.RunProgress()
     with ExitStack() as at_the_end:
         run = finetune.build_run(work, rank, strategy, None, at_the_end)
         bare, profile = Bare(run), Profile(rank, 0)
 
         def our_step() -> None:
-            rank.progress.note(progress.step, STEP)
+            rank.progress.enter(progress.step, STEP)
             finetune.optimizer_step(run, progress)
             profile.step()
 

@@ -24,7 +24,7 @@ from training.data.order import Order, micro_batches
 from training.node import liger, rng
 from training.node.kernels import head_shape
 from training.node.rank import Rank
-from training.node.strategies.registry import build
+from training.node.strategies.registry import build_strategy
 from training.node.strategies.zero import init_process_group
 from training.node.work import open_work
 from training.recipe.reading import with_changes
@@ -93,7 +93,7 @@ def main():
         recipe = with_changes(work.recipe, gradient_checkpointing=checkpointing)
         try:
             chosen = liger.choose(*head_shape(work.model_dir), getattr(torch, recipe.dtype), on)
-            strategy = build(recipe, work.model_dir, 1)
+            strategy = build_strategy(recipe, work.model_dir, 1)
             rng.seed_all(1)
             name = "checkpointing" if checkpointing else "none computed again"
             if chosen and chosen.taken:

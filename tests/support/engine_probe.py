@@ -55,7 +55,7 @@ def run(case, job, samples, results):
     recipe = load_recipe("tiny", job["recipe"] | case.get("recipe", {}))
     whole, loaded = model.whole_model(recipe, Path(case.get("model", job["model"]))), []
     with watched(loaded), small_limits(case.get("prefetch")), any_dtype(case.get("loss_scale")):
-        strategy = registry.build(recipe, Path(case.get("model", job["model"])), world)
+        strategy = registry.build_strategy(recipe, Path(case.get("model", job["model"])), world)
     if case.get("loss_scale"):
         strategy.optimizer.scale.restore(OptimizerProgress(0, case["loss_scale"]))
     if case.get("against torch"):

@@ -74,7 +74,7 @@ def rows_and_counts(replicas):
 
     rank = SimpleNamespace(
         place=place_of(os.environ),
-        progress=SimpleNamespace(note=lambda *_: None),
+        progress=SimpleNamespace(enter=lambda *_: None),
         stop_asked=lambda: False,
         say=lambda _: None,
     )

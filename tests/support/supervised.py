@@ -55,7 +55,7 @@ PROGRAMS = {
         from training.node.diagnosis.progress import STEP, ProgressFile
         progress = ProgressFile(run, rank)
         for step in range(1000):
-            progress.note(step, STEP)
+            progress.enter(step, STEP)
             if (run / 'stop').exists() and step > 3: break
             time.sleep(0.7 if step < 3 else 6)
             if step == 2: print('slow', rank, flush=True)

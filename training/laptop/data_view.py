@@ -168,7 +168,7 @@ def _on_head(cluster: Session, question: Question, training_data: TrainingData, 
     """In a folder like a run's, which is gone afterwards. A run that goes on is not disturbed."""
     assert question.recipe
     with new_run.new_run_folder(cluster.head, KIND, now) as run_id:
-        launch = cluster.launch(run_id, "training.node.look")
+        launch = cluster.launch_of(run_id, "training.node.look")
         find_base_model(cluster.head, question.recipe, launch, cluster.models)
         new_run.upload_new_run(cluster.head, launch, {RECIPE: question.recipe.to_toml(), **training_data.shipped})
         arguments = [

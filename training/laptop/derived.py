@@ -122,7 +122,7 @@ def builder(whose: str) -> Iterator[Ask]:
     with ExitStack() as stack:
         try:
             cluster = stack.enter_context(open_cluster(False))
-            refuse_no_environment(cluster.head, cluster.launch(KIND, OUTLINE))
+            refuse_no_environment(cluster.head, cluster.launch_of(KIND, OUTLINE))
         except (InventoryError, LaunchError) as error:
             raise PlanError(
                 f"{whose}: {lacks}: {CURE}, or fab up and the base deploy first, so that the head counts them; "
@@ -136,7 +136,7 @@ def _ask_head(cluster: Session, module: str, folder: Path, limit_s: float) -> di
     """In a folder like a run's, which is gone afterwards; a run that goes on is not disturbed."""
     head, place = cluster.head, f"model/{folder.name}"
     with hold_start_lock(head), new_run.new_run_folder(head, KIND, datetime.now(UTC)) as run_id:
-        launch = cluster.launch(run_id, module)
+        launch = cluster.launch_of(run_id, module)
         tensors = {f"{place}/{TENSORS}": json.dumps(shapes)} if (shapes := described(folder)) else {}
         new_run.upload_new_run(head, launch, {f"{place}/{CONFIG}": folder / CONFIG, **tensors})
         arguments = ["--config", f"{launch.run_dir}/{place}", "--attached"]

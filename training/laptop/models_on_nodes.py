@@ -155,7 +155,7 @@ def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[s
 
 def lying(cluster: Session) -> tuple[dict[str, set[str]], dict[str, str]]:
     """The folders of whole models on each node that answers; why the others do not."""
-    folder = shlex.quote(cluster.launch("none", "none").models)
+    folder = shlex.quote(cluster.launch_of("none", "none").models)
     answers = cluster.ask_all(f"cd {folder} 2>/dev/null && ls */{ORIGIN} 2>/dev/null; true")
     listings = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
     folders_by_node = {
@@ -206,7 +206,7 @@ def plan_deletion(cluster: Session, model: str, force: bool = False) -> ModelDel
     """What is to go of a model: a recipe's, one of the Hub by its id, or a folder by its name. Raises LaunchError where
     no node has it, where a run or another program uses it now, and, unless `force`, where runs with a checkpoint need
     it."""
-    models = cluster.launch("none", "none").models
+    models = cluster.launch_of("none", "none").models
     answers = cluster.ask_all(f"cd {shlex.quote(models)} 2>/dev/null && du -sk */ 2>/dev/null; true")
     silent = {name: str(answer) for name, answer in answers.items() if isinstance(answer, Exception)}
     sizes = {name: _sizes(answer) for name, answer in answers.items() if isinstance(answer, str)}

@@ -127,11 +127,11 @@ def start_ranks(
     """Start ranks that are no training as trainings are started. `kind`: what their run id begins with."""
     head = cluster.head
     with locked_start(cluster) as lock, new_run_folder(head, kind, now) as run_id:
-        launch = cluster.launch(run_id, module)
+        launch = cluster.launch_of(run_id, module)
         launch = replace(launch, env={**launch.env, **(env or {})})
         plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
         upload_new_run(head, launch, {PLAN: json.dumps(plan, indent=1) + "\n", **(files or {})})
-        lock.start(launch)
+        lock.start_supervisor(launch)
     return launch
 
 
@@ -143,7 +143,7 @@ def upload_new_run(head: Head, launch: Launch, files: Mapping[str, Path | str]) 
 def resumed_launch(cluster: Session, run_id: str, force: bool) -> Launch:
     """How a run goes on from its newest checkpoint, on the nodes there are now."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
-    launch = cluster.launch(run_id, old.module, ("--resume", *(["--force"] if force else [])))
+    launch = cluster.launch_of(run_id, old.module, ("--resume", *(["--force"] if force else [])))
     return replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
 
 

@@ -90,8 +90,9 @@ class Session:
         """What its network promises."""
         return (self.settings and self.settings.network.line_rate_gbps) or None
 
-    def launch(self, run_id: str, module: str, arguments: Sequence[str] = ()) -> Launch:
-        """How the ranks of a run are started. Raises LaunchError where there is no such rank to debug."""
+    def launch_of(self, run_id: str, module: str, arguments: Sequence[str] = ()) -> Launch:
+        """How the ranks of a run are to be started: a description, nothing starts. Raises LaunchError where there is no
+        such rank to debug."""
         run_dir = self.head.runs / run_id
         if self.head.here:
             launch = launch_here(run_dir, module, os.environ["PATH"], Path.home())

@@ -62,7 +62,7 @@ def resume(
             f"more of it: fab train --resume {where} --force --steps N"
         )
     with start_lock.locked_start(cluster) as lock:
-        lock.start(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
+        lock.start_supervisor(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
     return run_id
 
 

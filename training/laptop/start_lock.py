@@ -49,16 +49,16 @@ class StartLock:
         self._head, self._talk, self._messages = head, talk, talk.messages()
         self._one_at_a_time = threading.Lock()
 
-    def start(self, launch: Launch, *, resumed: bool = False) -> None:
+    def start_supervisor(self, launch: Launch, *, resumed: bool = False) -> None:
         """Start a run whose folder is ready. HeadError where the lock is somebody else's meanwhile."""
-        self.confirm()
+        self.refuse_lost()
         self.started = launch.run_id
         if not resumed:  # a new run is no start any more that could be cleaned up; its proof stays with it
             folder = self._head.runs / launch.run_id
             self._head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
         self._head.start(launch)
 
-    def confirm(self) -> None:
+    def refuse_lost(self) -> None:
         """HeadError where the head has given the turn to others meanwhile: nothing may be started any more."""
         try:
             self._send("still")

@@ -27,7 +27,7 @@ from training.models.derive import EPOCHS, FEW_EPOCHS, MIDDLE, Source
 from training.models.lock import LOCK, remember
 from training.models.names import LoadRecipe, Model, all_listed, load_recipe, resolve
 from training.plan.data_checks import for_rows, short_warmup, shortened
-from training.plan.facts import Facts, NodeHardware, read_facts
+from training.plan.facts import Facts, read_facts
 from training.plan.fits import Severity
 from training.plan.predict import Plan, make_plan
 from training.recipe.reading import parse_recipe
@@ -161,9 +161,10 @@ class NewRun:
 
 
 @contextmanager
-def requested(wish: NewRun, open_session: Callable[[str], Session]) -> Iterator[tuple[Session, StartRequest]]:
+def checked_request(wish: NewRun, open_session: Callable[[str], Session]) -> Iterator[tuple[Session, StartRequest]]:
     """The cluster, and what to start there: its data are checked before the cluster is opened, unless an earlier
-    adapter is on it. `open_session`: see `open_cluster`, whose `instead` it takes."""
+    adapter is on it; without data DataError, but for `tiny`, which has its own. `open_session`: see `open_cluster`,
+    whose `instead` it takes."""
     cluster = open_session("") if wish.from_adapter else None
     earlier = new_run.find_earlier(cluster.head, wish.from_adapter) if cluster else None
     if earlier and not wish.model:
@@ -194,22 +195,24 @@ class StartRequest:
 def start(cluster: Session, request: StartRequest, now: datetime) -> str:
     """Ship, prepare, plan and start a new run; gives its id, empty where only the plan was asked for. Raises PlanError
     where the plan has errors: nothing is left then. What is started is a supervisor on the head
-    (training/node/supervision/supervise.py), which starts training/node/finetune.py as every rank."""
+    (training/node/supervision/supervise.py); on the nodes its launcher starts rank_start.py, which runs
+    training/node/finetune.py as a rank."""
     with locked_start(cluster) as lock, new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id:
-        launch = cluster.launch(run_id, "training.node.finetune")
+        launch = cluster.launch_of(run_id, "training.node.finetune")
         launch, nodes = with_slowest_first(launch, hardware_of_nodes(cluster.head, launch))
         base = _base_model(cluster, launch, request)
         print(_what_starts(launch, request.data), flush=True)
-        _ship(cluster.head, launch, request, base)
-        plan = _plan(request, _prepared_facts(cluster, launch, request.data, nodes))
+        _upload_run(cluster.head, launch, request, base)
+        report = _prepare_data(cluster.head, launch, request.data)
+        plan = _plan(request, read_facts(report, nodes, preparing.measured_speeds(cluster, launch, nodes)))
         _show_decision(plan, request.dry)
         if not request.dry:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
             rental.extend(cluster, planned_s(plan.predicted))
-            _ship_plan(cluster.head, launch, request.recipe, plan, base)
+            _upload_plan(cluster.head, launch, request.recipe, plan, base)
             _pin(request.recipe, base)
-            lock.start(launch)
+            lock.start_supervisor(launch)
     return lock.started
 
 
@@ -232,7 +235,7 @@ def _what_starts(launch: Launch, data: TrainingData) -> str:
     return f"{launch.run_id}: {records}, {ranks}" + (ignored and f"\n{shown(ignored)}")
 
 
-def _ship(head: Head, launch: Launch, request: StartRequest, base: BaseModel) -> None:
+def _upload_run(head: Head, launch: Launch, request: StartRequest, base: BaseModel) -> None:
     """Code, recipe and data into the run's folder, and the adapter that it begins with."""
     files = {RECIPE: request.recipe.to_toml(), **base.files, **request.data.shipped}
     new_run.upload_new_run(head, launch, files)
@@ -241,7 +244,7 @@ def _ship(head: Head, launch: Launch, request: StartRequest, base: BaseModel) ->
         print(f"begins with {request.earlier.stages[-1].words}, and a new optimizer", flush=True)
 
 
-def _ship_plan(head: Head, launch: Launch, recipe: Recipe, plan: Plan, base: BaseModel) -> None:
+def _upload_plan(head: Head, launch: Launch, recipe: Recipe, plan: Plan, base: BaseModel) -> None:
     """The plan, the recipe where the plan changed it, and the launch as the plan wants it."""
     changed = {RECIPE: plan.recipe.to_toml()} if plan.recipe != recipe else {}
     text = new_run.plan_text(launch, recipe.model_dir, str(base.record["hash"]), plan.data, plan.predicted)
@@ -257,11 +260,10 @@ def _pin(recipe: Recipe, base: BaseModel) -> None:
         print(f"{LOCK} cannot be written ({error.strerror}): {recipe.base_model} is not pinned")
 
 
-def _prepared_facts(cluster: Session, launch: Launch, data: TrainingData, nodes: Sequence[NodeHardware]) -> Facts:
-    """The data prepared where the run will be, and what its plan is computed from. Raises DataError."""
-    print(f"preparing the data on {cluster.head.name}: tokenised and packed once, then kept", flush=True)
-    report = preparing.prepare(cluster.head, launch, preparing.DataRequest(data.skip_bad, data.from_hub))
-    return read_facts(report, nodes, preparing.measured_speeds(cluster, launch, nodes))
+def _prepare_data(head: Head, launch: Launch, data: TrainingData) -> dict[str, Any]:
+    """Tokenise and pack the data where the run will be, which takes long; gives their report. Raises DataError."""
+    print(f"preparing the data on {head.name}: tokenised and packed once, then kept", flush=True)
+    return preparing.prepare(head, launch, preparing.DataRequest(data.skip_bad, data.from_hub))
 
 
 def _plan(request: StartRequest, facts: Facts) -> Plan:

@@ -2,8 +2,8 @@
 
     python -m training.node.finetune --run /data/runs/RUN_ID [--resume [--force]]
 
-started once per GPU by DeepSpeed's launcher, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-set. Its exit code is one of training/text/problems.py.
+started once per GPU by training/node/supervision/rank_start.py, which the launcher starts with RANK,
+LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Its exit code is one of training/text/problems.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import CommunicationClock, StepMetrics, of_sums
 from training.node.rank import Rank
 from training.node.saving import Saver, Start
-from training.node.strategies.registry import build
+from training.node.strategies.registry import build_strategy
 from training.node.strategies.strategy import OptimizerProgress, StepResult, Strategy
 from training.node.strategies.zero import init_process_group
 from training.node.work import Work, open_work, with_checkpoint_targets
@@ -119,7 +119,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
 
         nf4.make_here(work.model_dir, getattr(torch, recipe.dtype))
     rank.listen_for_sigterm()
-    rank.progress.note(0, "load")
+    rank.progress.enter(0, "load")
     init_process_group(rank.place.local_rank, on_rank.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
     same = {"recipe": recipe.compute_hash(), "base model": work.base_model, "data": work.train.content_hash}
     rank.same_everywhere(same | {"strategy": recipe.strategy, "pipeline table": recipe.pipeline.model_dump_json()})
@@ -137,10 +137,10 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     if begun.whole.unread:
         raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
     work = replace(work, whole=begun.whole)
-    kernels.choose(begun.recipe, work.model_dir, rank)
-    strategy = build(begun.recipe, work.model_dir, rank.place.world_size)
+    kernels.choose_loss_and_mixers(begun.recipe, work.model_dir, rank)
+    strategy = build_strategy(begun.recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
-    progress = restore(start, work, strategy, rank)
+    progress = restore_or_begin(start, work, strategy, rank)
     with ExitStack() as at_the_end:
         run = build_run(work, rank, strategy, progress.step if start else None, at_the_end)
         return steps(run, progress)
@@ -152,7 +152,7 @@ def steps(run: Run, progress: RunProgress) -> int:
     profile = Profile(rank, progress.step)
     stopping = False
     while progress.step < work.total_steps and not stopping:
-        rank.progress.note(progress.step, STEP)
+        rank.progress.enter(progress.step, STEP)
         stopping = optimizer_step(run, progress)
         profile.step()
         last = progress.step == work.total_steps
@@ -166,7 +166,7 @@ def steps(run: Run, progress: RunProgress) -> int:
             progress.best_loss = loss
         if last or stopping or best or (met and recipe.is_due(recipe.save_every, progress.step)):
             save(run, progress, loss)
-    rank.progress.note(progress.step, "save")
+    rank.progress.enter(progress.step, "save")
     profile.close()
     rank.rank0_broadcast(run.saver.finish)
     finished = progress.step == work.total_steps
@@ -234,7 +234,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
         positions, stop_votes, failures, *held_by_ranks = others.tolist()
         progress.step += 1
         if recipe.sync_every > 1 and (stop_votes or recipe.synchronizes(progress.step, work.total_steps)):
-            run.rank.progress.note(progress.step, "sync")  # a phase of its own: it may take as long as many steps
+            run.rank.progress.enter(progress.step, "sync")  # a phase of its own: it may take as long as many steps
             strategy.synchronize()
     loss = loss_sum / counted
     progress.tokens += tokens
@@ -311,8 +311,8 @@ def validate(run: Run, step: int) -> tuple[float | None, bool]:
     return seen.validation_loss, False
 
 
-def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> RunProgress:
-    """Put the run back where the checkpoint left it; only the head needs to have the files."""
+def restore_or_begin(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> RunProgress:
+    """Put the run back where the checkpoint left it, or begin; only the head needs to have the files."""
     if start is None:
         begin(work, strategy, rank)
         return RunProgress()
@@ -342,7 +342,7 @@ def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
 def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None:
     """Hand a checkpoint of this step to the head's background thread."""
     recipe, place = run.work.recipe, run.rank.place
-    run.rank.progress.note(progress.step, "save")
+    run.rank.progress.enter(progress.step, "save")
     run.rank.rank0_broadcast(run.saver.finish)  # first, so that two trainable states never lie in the head's RAM
     tensors, done = run.strategy.gather(), run.strategy.optimizer_progress()
     states: list[dict] = [{} for _ in range(place.world_size)]

@@ -26,8 +26,9 @@ from training.recipe.recipe import Recipe
 from training.run.folder import PLAN
 
 
-def choose(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
-    """For the rest of this process."""
+def choose_loss_and_mixers(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
+    """Which code computes the loss and the mixers (convolutions and the like between tokens) for the rest of this
+    process: faster kernels where they were seen to compute the same here."""
     dtype, device = getattr(torch, recipe.dtype), get_accelerator().current_device_name()
     if not recipe.is_dpo:  # Liger's kernels give no log-probability of each token
         choose_loss(model_dir, dtype, device, rank)

@@ -86,7 +86,7 @@ def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank,
     mine = micro_batches(range(held_out.rows), strategy.replica, strategy.replicas, recipe.micro_batch)
     together = strategy.evaluated_together
     for first in range(0, len(mine), together):
-        rank.progress.note(step, "evaluate")
+        rank.progress.enter(step, "evaluate")
         stop_requested = torch.tensor(float(rank.stop_asked()), device=device)
         dist.all_reduce(stop_requested)  # every rank has as many groups, so all of them agree here
         if stop_requested.item():

@@ -26,7 +26,7 @@ from training.node.strategies.zero import init_process_group
 def measured(recipe, folder, tokens):
     gc.collect()
     before = torch.cuda.memory_allocated()
-    strategy = registry.build(recipe, folder, 1)
+    strategy = registry.build_strategy(recipe, folder, 1)
     ids = [number % 1000 for number in range(tokens)]
     batches = [collate([[Sample(ids, ids)]], 0, recipe.batching) for _ in range(recipe.global_batch)]
     for _ in range(2):  # Adam makes its moments in the first

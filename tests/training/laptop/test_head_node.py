@@ -163,7 +163,7 @@ def ended(tmp_path: Path, monkeypatch) -> Stands:
     (run / "logs").mkdir(parents=True)
     make_checkpoint(run, 4)
     launch = Launch(RUN, str(run), (), "training.node.finetune", (), sys.executable, {}, here=True)
-    (base := Path(Session(head).launch(RUN, launch.module).models) / "tiny").mkdir(parents=True)
+    (base := Path(Session(head).launch_of(RUN, launch.module).models) / "tiny").mkdir(parents=True)
     assert base.is_relative_to(tmp_path)
     for name in ("config.json", "model.safetensors"):
         (base / name).touch()
@@ -229,7 +229,7 @@ def test_a_forced_resume_goes_by_the_changed_recipe_and_keeps_the_one_before(end
 def test_what_a_forced_resume_trains_from_another_base_model_is_what_a_fetch_takes_and_so_is_what_was(ended: Stands):
     run, hashes = ended.runs / RUN, ["a" * 64, "b" * 64, "c" * 64]
     (run / "plan.json").write_text(json.dumps({"base_model_hash": hashes[0], "model_dir": "tiny"}))
-    sealed = Path(Session(ended).launch(RUN, "").models) / "tiny" / ORIGIN
+    sealed = Path(Session(ended).launch_of(RUN, "").models) / "tiny" / ORIGIN
     sealed.write_text(json.dumps({"hash": hashes[1]}))
     resume_run.resume(Session(ended), RUN, "", {}, force=False)
     assert planned_base_models(run) == {hashes[0]}
@@ -298,7 +298,7 @@ def test_a_resume_is_given_the_time_its_last_steps_took_where_it_goes_on_as_it_w
     row = {"step": 5, "total_steps": 300, "loss": 1.0, "lr": 0.1, "tokens_per_s": 9.0, "memory_gib": 1.0}
     told = "" if goes_on == "with no step" else "".join(json.dumps(row | {"step_s": s}) + "\n" for s in (1.0, 3.0))
     (ended.runs / RUN / "metrics.jsonl").write_text(told)
-    launch = Session(ended).launch(RUN, "training.node.finetune")
+    launch = Session(ended).launch_of(RUN, "training.node.finetune")
     hosts = (Host("localhost", "127.0.0.1", 9),) if goes_on == "on another machine" else launch.hosts
     (ended.runs / RUN / "launch.json").write_text(launch_text(replace(launch, hosts=hosts)))
     overrides = {"strategy": "zero2"} if goes_on == "with another strategy" else {}

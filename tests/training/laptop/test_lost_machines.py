@@ -209,7 +209,7 @@ def locked(monkeypatch):
     def held(head):
         yield start_lock.StartLock(head, SimpleNamespace(messages=lambda: None))
 
-    monkeypatch.setattr(start_lock.StartLock, "confirm", lambda lock: None)
+    monkeypatch.setattr(start_lock.StartLock, "refuse_lost", lambda lock: None)
     monkeypatch.setattr(start_lock, "hold_start_lock", held)
     for name in ("refuse_active", "refuse_leaving", "refuse_other_disk"):
         monkeypatch.setattr(start_lock, name, lambda at: None)
@@ -231,7 +231,7 @@ def test_ctrl_c_from_the_moment_on_when_a_run_may_have_been_started_says_that_it
 
     at_hand.head.start = start
     with pytest.raises(KeyboardInterrupt), start_lock.locked_start(at_hand) as lock:
-        lock.start(SimpleNamespace(run_id=RUN), resumed=True)
+        lock.start_supervisor(SimpleNamespace(run_id=RUN), resumed=True)
     assert capsys.readouterr().out.startswith(f"{RUN} continues on its own.")
 
 
@@ -243,12 +243,24 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
 
     plan = SimpleNamespace(recipe=None, predicted={"stop_grace_s": 0})
     monkeypatch.setattr(new_run, "new_run_folder", claimed)
-    monkeypatch.setattr(start_lock.StartLock, "start", lambda lock, launch: setattr(lock, "started", launch.run_id))
-    steps = ("_base_model", "_what_starts", "_ship", "_prepared_facts", "_show_decision", "_ship_plan", "_pin")
+    monkeypatch.setattr(
+        start_lock.StartLock, "start_supervisor", lambda lock, launch: setattr(lock, "started", launch.run_id)
+    )
+    steps = (
+        "_base_model",
+        "_what_starts",
+        "_upload_run",
+        "_prepare_data",
+        "read_facts",
+        "_show_decision",
+        "_upload_plan",
+        "_pin",
+    )
     for name in ("hardware_of_nodes", *steps):
         monkeypatch.setattr(start_run, name, lambda *_: None)
     monkeypatch.setattr(start_run, "with_slowest_first", lambda launch, nodes: (launch, nodes))
     monkeypatch.setattr(start_run, "_plan", lambda *_: plan)
+    monkeypatch.setattr(preparing, "measured_speeds", lambda *_: None)
     monkeypatch.setattr(preparing, "in_stage_order", lambda cluster, launch, *_: launch)
     monkeypatch.setattr(rental, "extend", lambda *_: None)
     for dry in (False, True):

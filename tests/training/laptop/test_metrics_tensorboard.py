@@ -144,9 +144,9 @@ def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end)
 
 def test_no_run_waits_for_a_debugger_behind_an_sshd_that_forwards_no_ports(head, node, server):
     session = Session(head, (node,), Settings(), debug_rank=0)
-    assert session.launch(RUN, "training.node.finetune").debug_rank == 0
+    assert session.launch_of(RUN, "training.node.finetune").debug_rank == 0
     server.forwards = False
     with pytest.raises(SshError, match="AllowTcpForwarding"):
-        session.launch(RUN, "training.node.finetune")
+        session.launch_of(RUN, "training.node.finetune")
     with pytest.raises(SshError, match="AllowTcpForwarding"):
         tunnels.show(head, RUN)

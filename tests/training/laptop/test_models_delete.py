@@ -22,8 +22,8 @@ RUN = "tiny-20260131-154500"
 class Nodes(Session):
     """Three nodes whose disks are folders of this machine; te3 does not answer."""
 
-    def launch(self, run_id, module, arguments=()):
-        return replace(super().launch(run_id, module), models=str(self.head.runs.parent / "models"))
+    def launch_of(self, run_id, module, arguments=()):
+        return replace(super().launch_of(run_id, module), models=str(self.head.runs.parent / "models"))
 
     def ask_all(self, command):
         models = str(self.head.runs.parent / "models")[1:]  # as it stands in a pattern too

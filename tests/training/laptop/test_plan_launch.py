@@ -363,7 +363,7 @@ def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
         assert runs.under_way(HereHead(tmp_path)) == "a run"
         other.kill()
     with start_lock.hold_start_lock(HereHead(tmp_path)) as mine:
-        mine.confirm()
+        mine.refuse_lost()
 
 
 def test_the_turn_needs_no_program_but_a_shell(tmp_path: Path, monkeypatch):
@@ -374,7 +374,7 @@ def test_the_turn_needs_no_program_but_a_shell(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PATH", str(tools))
     assert runs.under_way(head) == ""
     with start_lock.hold_start_lock(head) as mine:
-        mine.confirm()
+        mine.refuse_lost()
         assert runs.under_way(head) == "a run"
 
 
@@ -413,11 +413,11 @@ def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, node, monk
         with pytest.raises(HeadError, match=r"^te1 has not heard"), start_lock.hold_start_lock(one) as mine:
             with pytest.raises(LaunchError, match=r"^a run is being started on te1"), start_lock.hold_start_lock(other):
                 pytest.fail("two have the turn")
-            mine.confirm()
+            mine.refuse_lost()
             one.close()
             with start_lock.hold_start_lock(other) as theirs:
-                theirs.confirm()
-            mine.confirm()
+                theirs.refuse_lost()
+            mine.refuse_lost()
 
 
 def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path: Path, monkeypatch):

@@ -354,7 +354,7 @@ def test_the_line_rate_comes_from_the_settings_and_the_check_bears_the_clusters_
     cluster(monkeypatch, node, said)
     with open_cluster.open_cluster(here=False) as opened:
         assert (opened.line_rate_gbps, opened.name) == (rate, "mine")
-        launch = opened.launch("tiny-20260101-000000", "training.node.finetune")
+        launch = opened.launch_of("tiny-20260101-000000", "training.node.finetune")
         assert (launch.price_h, launch.currency) == (3.0, "CNY"), "of both machines together"
         assert launch.run_dir == "/data/runs/tiny-20260101-000000"
-        assert opened.launch("check-20260101-000000", "").data_disk == "/data"
+        assert opened.launch_of("check-20260101-000000", "").data_disk == "/data"

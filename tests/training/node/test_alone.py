@@ -153,7 +153,7 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path, monk
     watch, clock = StallWatch(300), iter(range(0, 100_000, 1000))
     progress = ProgressFile(tmp_path, 0)
     for step in range(5):
-        progress.note(step, STEP)
+        progress.enter(step, STEP)
         assert watch.take(read_progress(tmp_path, 0), step) is None
     silences, looked = [], []
 

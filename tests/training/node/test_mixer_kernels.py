@@ -174,5 +174,5 @@ def test_a_run_tries_them_where_its_rows_hold_several_samples(tmp_path, monkeypa
 
     monkeypatch.setattr(kernels, "choose_mixers", choose)
     rank = SimpleNamespace(run=tmp_path, rank0_broadcast=lambda work: work(), say=said.append)
-    kernels.choose(load_recipe("tiny", {"batching": batching, "dtype": "float32"}), tmp_path, rank)
+    kernels.choose_loss_and_mixers(load_recipe("tiny", {"batching": batching, "dtype": "float32"}), tmp_path, rank)
     assert (seen, said) == (([(KIND, torch.float32)], ["together"]) if asked else ([], []))

@@ -226,7 +226,7 @@ FOUND = {"rates": [rates(56e12), rates(51e12)], "comm": COMM}
 def proving(tmp_path, monkeypatch, drill) -> Session:
     """A prove whose first start came to something, and whose next starts find the head gone."""
     place = cluster_of(HereHead(tmp_path / "runs"))
-    launch = place.launch(RUN, "training.node.prove.walk")
+    launch = place.launch_of(RUN, "training.node.prove.walk")
     launch = replace(launch, env={**launch.env, "DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
     starts = iter([launch])
 
@@ -282,7 +282,7 @@ def test_what_was_found_before_a_part_broke_is_kept(devices, tmp_path, monkeypat
         monkeypatch.setattr(walk.Walk, part, lambda self: [])
     monkeypatch.setattr(walk.Walk, "strategies", strategies)
     place = SimpleNamespace(local_rank=0)
-    progress = SimpleNamespace(note=lambda *_: None)
+    progress = SimpleNamespace(enter=lambda *_: None)
     rank = SimpleNamespace(run=tmp_path, place=place, is_head=True, progress=progress, say=lambda _: None)
     with pytest.raises(RuntimeError, match="never came"):
         walk.Walk(rank).whole()

@@ -25,7 +25,7 @@ from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import supervise
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
-from training.node.supervision.nodes import NodeError, collect, collect_results, evaluate, master_port, ssh
+from training.node.supervision.nodes import NodeError, collect, link_results, master_port, ssh, write_reports
 from training.node.supervision.supervise import Supervisor
 from training.run.causes import Cause
 from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
@@ -289,10 +289,10 @@ def test_reports_are_made_of_what_there_is_and_their_failure_is_only_said(tmp_pa
     (run / "training" / "node" / "metrics").mkdir(parents=True)
     report = run / "training" / "node" / "metrics" / "report.py"
     report.write_text("import sys\nopen(sys.argv[2] + '/report.html', 'w').close()\nsys.exit(3)\n")
-    evaluate(launch)
+    write_reports(launch)
     assert not (run / "report.html").exists()  # no step was made
     (run / "metrics.jsonl").write_text("{}\n")
-    evaluate(launch)
+    write_reports(launch)
     assert (run / "report.html").exists()
     assert capfd.readouterr().err == "training.node.metrics.report: ended with code 3\n"
 
@@ -311,7 +311,7 @@ def test_what_is_damaged_is_not_laid_down_nor_anything_on_a_node(tmp_path: Path,
     with_checkpoint(run)
     if here:
         (run / "checkpoints" / "step-2" / "optimizer.safetensors").write_bytes(b"other")
-    collect_results(launch)
+    link_results(launch)
     assert not (run / "adapter").is_symlink()
     assert ("no checkpoint is whole" in capfd.readouterr().err) is here
 

@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     (folder / "recipe.toml").write_text(RESUMED.to_toml())
     (folder / "plan.json").write_text(json.dumps({"predicted": plan.predicted, "data": plan.data}))
     cluster = Session(HereHead(tmp_path / "runs"))
-    launch = cluster.launch(folder.name, "training.node.finetune")
+    launch = cluster.launch_of(folder.name, "training.node.finetune")
     nodes = open_cluster.hardware_of_nodes(cluster.head, launch)
     assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
 

@@ -675,7 +675,7 @@ def test_a_run_on_this_machine_is_told_in_the_language_of_cluster_toml_where_tha
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     if text is not None:
         (tmp_path / "cluster.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    launch = Session(HereHead(tmp_path / "runs")).launch("tiny-20260101-000000", "")
+    launch = Session(HereHead(tmp_path / "runs")).launch_of("tiny-20260101-000000", "")
     assert launch.language == language
 
 

@@ -145,7 +145,7 @@ def on_all_ranks(
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
     with start_lock.locked_start(cluster) as lock, new_run.new_run_folder(head, GENERATE, now) as run_id:
-        lock.start(_prepare_generation(cluster, run_id, about, questions, sampling))
+        lock.start_supervisor(_prepare_generation(cluster, run_id, about, questions, sampling))
     seen = follow.follow_run(head, run_id)
     if seen is None:
         follow.ask_to_stop(head, run_id)
@@ -167,7 +167,7 @@ def _prepare_generation(
 ) -> Launch:
     """Its folder gets the adapter and the questions, and goes to all nodes."""
     head, run_dir = cluster.head, cluster.head.runs / run_id
-    launch = replace(cluster.launch(run_id, "training.node.adapter.pipeline"), stop_grace_s=STOP_GRACE_S)
+    launch = replace(cluster.launch_of(run_id, "training.node.adapter.pipeline"), stop_grace_s=STOP_GRACE_S)
     if launch.world_size < 2:
         raise AdapterError("one rank is no more than one card: answers over several need more nodes or cards")
     head.ask(fs.link_tree, about.learned, run_dir / "adapter")

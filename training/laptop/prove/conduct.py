@@ -69,7 +69,7 @@ def prove(
     rental.extend(cluster, LONGEST_S)
     cluster = replace(cluster, extends_rental=False)
     if cluster.head.here:  # the drills want it, and it is made once
-        here_base_model(load_recipe("tiny"), cluster.launch("prove-20260101-000000", ""))
+        here_base_model(load_recipe("tiny"), cluster.launch_of("prove-20260101-000000", ""))
     with _stopped_on_interrupt(cluster.head, say):
         return _proof(cluster, model, quick, say)
 

@@ -55,7 +55,7 @@ class Drill:
 
     @property
     def every(self) -> int:
-        return EVERY["cuda" if self.cluster.launch(PROVE, "").env.get("DS_ACCELERATOR") == "cuda" else "cpu"]
+        return EVERY["cuda" if self.cluster.launch_of(PROVE, "").env.get("DS_ACCELERATOR") == "cuda" else "cpu"]
 
     def all(self) -> Iterator[Outcome]:
         """Save, kill, resume on fewer and on all, stop."""
@@ -115,7 +115,7 @@ class Drill:
         now = self.losses()
         again = sorted(n for n in now if n > step and n in self.before)
         off = max((abs(now[n] / self.before[n] - 1) for n in again), default=0.0)
-        ranks = cluster.launch(self.run_id, "").world_size
+        ranks = cluster.launch_of(self.run_id, "").world_size
         words = (
             f"{many(ranks, 'rank')} from step {step}; {many(len(again), 'step')} done again, losses within {off:.0e}"
         )

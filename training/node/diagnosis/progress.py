@@ -37,9 +37,9 @@ class ProgressFile:
     def __init__(self, run: Path, rank: int) -> None:
         (run / FOLDER).mkdir(exist_ok=True)
         self._file = os.open(run / FOLDER / f"rank-{rank}", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        self.note(0, PREPARE)
+        self.enter(0, PREPARE)
 
-    def note(self, step: int, phase: str) -> None:
+    def enter(self, step: int, phase: str) -> None:
         """`step` steps are finished, and now comes `phase`."""
         line = _LINE.format(step=step, phase=phase, at=time.time())
         with contextlib.suppress(OSError):  # a full disk is told by whoever needs its space

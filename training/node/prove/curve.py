@@ -20,7 +20,7 @@ from training.data.order import Order, micro_batches
 from training.data.sample import IGNORED, Sample
 from training.models.names import load_recipe
 from training.node import rng
-from training.node.strategies.registry import build
+from training.node.strategies.registry import build_strategy
 from training.recipe.recipe import Recipe
 
 STORED = Path(__file__).with_name("curve.json")
@@ -105,7 +105,7 @@ def samples() -> list[Sample]:
 def walk(recipe: Recipe, model_dir: Path) -> Curve:
     """Train five steps; all ranks together, the same on each."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    strategy = build(recipe, model_dir, world)
+    strategy = build_strategy(recipe, model_dir, world)
     rng.seed_all(recipe.seed + 1 + rank)
     dataset, order = samples(), Order(SAMPLES, recipe.seed, recipe.global_batch)
     losses, norms = [], []

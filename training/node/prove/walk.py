@@ -69,7 +69,7 @@ class Walk:
         self.on = device(self.rank.place.local_rank)
         parts: list[Callable[[], Iterable[Outcome]]] = [self.devices, self.network, self.strategies]
         for number, part in enumerate(parts):
-            self.rank.progress.note(number, STEP)
+            self.rank.progress.enter(number, STEP)
             self.rank.say(f"{part.__name__} ...")
             for outcome in part():
                 self.found["outcomes"] += as_rows([outcome])
@@ -128,7 +128,7 @@ class Walk:
         with tempfile.TemporaryDirectory() as folder:
             curve.write_model(Path(folder))
             for number, (stage, again) in enumerate(cases):
-                self.rank.progress.note(10 + number, STEP)
+                self.rank.progress.enter(10 + number, STEP)
                 name = f"{stage}{' with checkpointing' if again else ''}"
                 yield self.strategy(name, stage, again, Path(folder))
 

@@ -22,7 +22,7 @@ ENGINES: dict[str, type] = {
 """By the name that recipes use; what each costs is in training/cost/."""
 
 
-def build(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:
+def build_strategy(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:
     """The recipe's strategy with its model loaded; the process group must exist already."""
     machine.check_card()
     machine.check_dtype(recipe)

@@ -113,7 +113,7 @@ OF_THE_HEAD = (
 """What the other nodes do not get of a run folder."""
 
 
-def ready(launch: Launch) -> None:
+def prepare_nodes(launch: Launch) -> None:
     """Make all nodes ready, each step on all of them at once. Raises NodeError for the first that is not."""
     if launch.here:
         sweep(launch.run_dir)
@@ -187,7 +187,7 @@ def _collect(launch: Launch, folder: str, host: Host) -> None:
     output_of(argv, host.name, timeout_s)
 
 
-def collect_results(launch: Launch) -> None:
+def link_results(launch: Launch) -> None:
     """What a run of this machine learned, where a fetch lays it: whoever started it may have left. A failure is only
     said; a fetch says it again."""
     if not launch.here:
@@ -198,7 +198,7 @@ def collect_results(launch: Launch) -> None:
         print(f"what was learned: {error}", file=sys.stderr, flush=True)
 
 
-def evaluate(launch: Launch) -> None:
+def write_reports(launch: Launch) -> None:
     """Make the reports that the shipped code can make; a failure is only said: the run's end does not depend on it."""
     run = Path(launch.run_dir)
     for module, needed, timeout_s in REPORTS:

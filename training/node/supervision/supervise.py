@@ -40,7 +40,7 @@ from training.node.supervision.nodes import (
     master_port,
     on_hosts,
     on_node,
-    ready,
+    prepare_nodes,
     ssh,
     ssh_port,
 )
@@ -111,8 +111,8 @@ class Supervisor:
             end, code = Verdict("failed", reason, Cause(meaning_of(error))), None
         self._write_end(end, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
-            nodes.collect_results(self.launch)
-            nodes.evaluate(self.launch)
+            nodes.link_results(self.launch)
+            nodes.write_reports(self.launch)
         return 0 if end.state in {"finished", "stopped"} else 1
 
     def _prepare_folder(self) -> None:
@@ -128,7 +128,7 @@ class Supervisor:
         """From the first look at the nodes to the last rank's end; the launcher's exit code where it was started."""
         try:
             if not self.reclaims.look(self.now(), self.launch.stop_grace_s):
-                ready(self.launch)
+                prepare_nodes(self.launch)
                 self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
                 return self._supervise()

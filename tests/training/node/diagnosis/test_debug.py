@@ -60,8 +60,8 @@ def test_flags_that_cannot_be_are_refused_in_a_sentence(flags, words: str):
 
 def test_a_rank_that_there_is_not_cannot_be_debugged(tmp_path: Path):
     with pytest.raises(LaunchError, match="--debug-rank 2: there are ranks 0 to 1"):
-        Session(HereHead(tmp_path), debug_rank=2).launch("tiny-20260101-000000", "")
-    launch = Session(HereHead(tmp_path), debug_rank=1).launch("tiny-20260101-000000", "training.node.finetune")
+        Session(HereHead(tmp_path), debug_rank=2).launch_of("tiny-20260101-000000", "")
+    launch = Session(HereHead(tmp_path), debug_rank=1).launch_of("tiny-20260101-000000", "training.node.finetune")
     assert launch.debug_rank == 1 and launch.env["PYTHONBREAKPOINT"] == "debugpy.breakpoint"
 
 

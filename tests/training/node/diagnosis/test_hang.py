@@ -85,7 +85,7 @@ def test_a_rank_overwrites_its_mark_and_a_note_costs_next_to_nothing(tmp_path: P
     assert (mark.step, mark.phase) == (0, PREPARE) and round(before, 3) <= mark.at <= round(time.time(), 3)
     began = time.thread_time()  # its own, whatever else the machine does
     for step in range(1000):
-        progress.note(step, STEP)
+        progress.enter(step, STEP)
     assert (time.thread_time() - began) / 1000 < 0.0001
     assert read_progress(tmp_path, 3).step == 999
     assert len((tmp_path / "progress" / "rank-3").read_text().splitlines()) == 1
@@ -184,10 +184,10 @@ def read_a_slow_disk():
 
 rank = int(os.environ["RANK"])
 progress = ProgressFile(Path(sys.argv[2]), rank)
-progress.note(0, "load")
+progress.enter(0, "load")
 dist.init_process_group("gloo", timeout=timedelta(seconds=600))
 for step in range(1000):
-    progress.note(step, STEP)
+    progress.enter(step, STEP)
     if step == 6 and rank == 1:
         read_a_slow_disk()
     dist.all_reduce(torch.ones(4))
