@@ -39,11 +39,11 @@ ROOMS = {
     "training/node/metrics": (583, 7),
     "training/node/prove": (376, 4),
     "training/node/strategies": (914, 11),
-    "training/node/supervision": (779, 7),
+    "training/node/supervision": (781, 7),
     "training/plan": (1296, 12),
     "training/recipe": (503, 7),
-    "training/run": (910, 11),
-    "training/text": (371, 8),
+    "training/run": (912, 11),
+    "training/text": (372, 8),
 }
 """Of a folder: statements at most, docstrings not counted, and files."""
 FILE_LINES = 370

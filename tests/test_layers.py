@@ -57,6 +57,7 @@ MAY = (
             "training.text",
             "training.models",
             "training.recipe",
+            "training.run.folder",
             "training.run.launch",
             "training.run.notices",
         ),
@@ -242,6 +243,15 @@ def test_what_is_asked_often_imports_nothing_heavy(wanted, heavy):
     code = f"import sys, {wanted}\nprint(sorted({heavy} & sys.modules.keys()))"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_what_says_that_the_standard_library_is_enough_imports_nothing_else():
+    """A node's own Python has no more: by it the processes of a run are ended where the environment is gone."""
+    saying = [at for at, tree in SOURCES.items() if "standard library only" in (ast.get_docstring(tree) or "").lower()]
+    assert "training/node/supervision/end_processes.py" in saying
+    modules = [at.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for at in saying]
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {', '.join(modules)}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
 def constants(tree, is_one):

@@ -368,6 +368,25 @@ def test_a_run_that_is_stopped_saves_and_leaves_nothing(cluster, trained):
     assert cluster.on("te1", f"ls /data/runs/{run_id}/checkpoints").split() == [f"step-{done}"]
 
 
+def test_nodes_whose_environment_is_gone_are_looked_at_all_the_same_and_start_nothing(cluster, trained):
+    gone = ["te1", "te2"]
+    for name in gone:
+        cluster.on(name, "mv /data/env /data/env.away")
+    try:
+        status, stop = cluster.fab("status"), cluster.fab("stop")
+        doctor = cluster.fab("doctor", "--json")
+        cluster.on("te1", "mv /data/env.away /data/env")
+        train = cluster.fab("train", "--model", "tiny", "--steps", "2")
+    finally:
+        for name in gone:
+            cluster.on(name, "test -e /data/env || mv /data/env.away /data/env")
+    assert (status.returncode, stop.returncode, doctor.returncode) == (0, 0, 1), status.stdout + stop.stdout
+    assert trained[1].name in status.stdout and "no process of it is left on any node" in stop.stdout
+    broken = {each["node"] for each in json.loads(doctor.stdout) if each["level"] == "broken"}
+    assert broken >= set(gone)
+    assert train.returncode == 1 and "te2 is not ready: there is no /data/env/bin/python" in train.stdout
+
+
 def test_ctrl_c_leaves_the_terminal_and_not_the_run(cluster, trained):
     following = subprocess.Popen(
         ["fab", "train", "--model", "tiny", "--steps", "500"],

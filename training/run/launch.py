@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from training.run.folder import unit_of
+from training.run.folder import RUN_VARIABLE, unit_of
 from training.text.files import bounded_json
 from training.text.problems import UNUSABLE, TrainingError, first_problem
 
@@ -25,8 +25,7 @@ NO_DATA_DISK = (
     "deploy mounts it: {deploy}"
 )
 """A node that came back without its data disk would fill its system disk."""
-RUN_VARIABLE = "SPOTUNE_RUN"
-"""Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""
+NO_ENVIRONMENT = "there is no {python}; the base deploy makes the environment: {deploy}"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STOP_GRACE_S = 60
 """Shortest time that a stopped run's ranks have to finish their step, to save and to leave."""
@@ -277,13 +276,14 @@ def runner_argv(launch: Launch, master_port: int) -> list[str]:
 
 def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:
     """A shell command that ends (or only lists) a run's processes on the node it is given to, with the run's own
-    code or that in the folder `code`."""
+    code or that in the folder `code`; by the node's own Python where the run's environment is gone."""
     argv = ["--run", launch.run_dir, *(["--list"] if only_list else [])]
     folder = shlex.quote(code or launch.run_dir)
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')
-    program = shlex.join([launch.python, "-m", "training.node.supervision.end_processes", *argv])
-    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {program}"
+    program = shlex.join(["-m", "training.node.supervision.end_processes", *argv])
+    python = f"python={shlex.quote(launch.python)}; test -x $python || python=python3"
+    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; {python}; cd {folder} && $python {program}"
 
 
 def supervisor_argv(launch: Launch) -> list[str]:

@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic_core import ErrorDetails, ValidationError
+if TYPE_CHECKING:  # what runs by a node's own Python has the standard library alone
+    from pydantic_core import ErrorDetails, ValidationError
 
 FINISHED = 0
 FAILED = 1

@@ -1,4 +1,4 @@
-"""When a run hangs, and which rank fell behind. Pure; standard library only.
+"""When a run hangs, and which rank fell behind. Pure.
 
 A rank that is late keeps all others waiting in a collective, so the one that is not in one is to blame. On GPUs
 collectives run behind the program's back; there NCCL's flight recorder says how many each rank has enqueued.

@@ -1,7 +1,7 @@
 """What the ranks on this node are doing: `python -m training.node.diagnosis.stacks --run DIR --ranks 0=PID,1=PID`.
 
 Prints a JSON list with an object a rank: its process' state, its progress, the Python stacks of its threads (by
-py-spy, which needs root or the same user) and, on GPUs, NCCL's flight recorder. Standard library only.
+py-spy, which needs root or the same user) and, on GPUs, NCCL's flight recorder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One Chrome trace of all ranks' profiles: `python -m training.node.diagnosis.trace --run DIR`.
 
 Reads profile/rank-N.json.gz, writes profile/trace.json.gz, to be opened in ui.perfetto.dev or chrome://tracing,
-and profile/summary.txt. Holds one rank's trace at a time. Standard library only.
+and profile/summary.txt. Holds one rank's trace at a time.
 """
 
 from __future__ import annotations

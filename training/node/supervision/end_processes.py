@@ -14,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from training.run.launch import RUN_VARIABLE
+from training.run.folder import RUN_VARIABLE
 
 TERM_GRACE_S = 5.0
 

@@ -18,7 +18,7 @@ from training.run.checkpoint_files import FetchError, link_checkpoint
 from training.run.folder import CHECKPOINTS, HANG, METRICS, PROFILE, STATUS, STOP
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
-from training.run.launch import MASTER_PORTS, NO_DATA_DISK, Host, Launch, sweep_command
+from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, Host, Launch, sweep_command
 from training.text.files import Frame
 
 PING_TIMEOUT_S = 3.0
@@ -134,6 +134,8 @@ def _make_folder(launch: Launch, host: Host) -> None:
         )  # data that were prepared, as those of runs nobody else's to read
         make += f" && chmod 700 {shlex.quote(str(runs))} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}"
         missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
+        lost = shlex.quote(NO_ENVIRONMENT.format(python=launch.python, deploy=launch.deploy))
+        make = f"test -x {shlex.quote(launch.python)} || {{ echo {lost} >&2; exit 1; }}; {make}"
         make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
     ssh(host.name, f"{make} && {{ head -c {ROOM_BYTES} /dev/zero >{room}; }}; end=$?; rm -f {room}; exit $end", 8)
 

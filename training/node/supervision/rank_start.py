@@ -5,7 +5,7 @@
 Output goes to logs/rank-N.log as it is, and line by line, marked `[N]`, to stdout, its events (training/run/events.py)
 among it. Over pdsh that is the launcher's log on the head: a rank's last words are at hand even when its node is gone
 or its disk is full.
-DeepSpeed's launcher does not say which of a node's ranks died, nor of what; this does. Standard library only.
+DeepSpeed's launcher does not say which of a node's ranks died, nor of what; this does. It imports no torch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `python -m training.node.supervision.supervise --run DIR`, on the head in the run's systemd unit, or anywhere
 for `--here`.
-SIGTERM asks the ranks to save and leave. Standard library only: it must work when everything else is broken, also the
-disk, and whatever the ranks print: their lines wait in a queue with an end, and nothing else waits behind them.
+SIGTERM asks the ranks to save and leave. It imports no torch, and works when the disk is full and whatever the ranks
+print: their lines wait in a queue with an end, and nothing else waits behind them.
 """
 
 from __future__ import annotations
