@@ -80,7 +80,7 @@ def end(*processes: GpuProcess) -> subprocess.CompletedProcess[str]:
 def test_a_process_ends_on_the_polite_signal() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert end(described(child.pid)).returncode == 0
-        assert child.wait(timeout=5) == -15
+        assert child.wait(timeout=60) == -15
 
 
 def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same() -> None:
@@ -90,7 +90,7 @@ def test_a_process_that_ignores_the_polite_signal_is_ended_all_the_same() -> Non
         assert child.stdout is not None
         child.stdout.readline()
         assert end(described(child.pid)).returncode == 0
-        assert child.wait(timeout=5) == -9
+        assert child.wait(timeout=60) == -9
 
 
 def test_a_later_process_of_the_same_number_is_left_alone() -> None:

@@ -50,7 +50,7 @@ def talk(request: pytest.FixtureRequest) -> Iterator[Program]:
     with request.getfixturevalue("head").talk(COMMAND) as opened:
         yield opened
     for program in request.getfixturevalue("server").programs:
-        program.wait(5)
+        program.wait(60)
 
 
 def test_lines_go_both_ways_in_any_script(talk: Program):

@@ -90,11 +90,11 @@ class EcsApi:
 
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(serve(),), daemon=True)
         self._thread.start()
-        assert started.wait(10), "the API did not start"
+        assert started.wait(60), "the API did not start"
 
     def _stop(self):
         self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(10)
+        self._thread.join(60)
         wait_until_idle(self.cloud)
         self._loop.close()
 

@@ -282,8 +282,8 @@ def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> st
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')
     program = shlex.join(["-m", "training.node.supervision.end_processes", *argv])
-    python = f"python={shlex.quote(launch.python)}; test -x $python || python=python3"
-    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; {python}; cd {folder} && $python {program}"
+    python = f'python={shlex.quote(launch.python)}; test -x "$python" || python=python3'
+    return f'test -d {folder}/training || {{ echo {clean}; exit 0; }}; {python}; cd {folder} && "$python" {program}'
 
 
 def supervisor_argv(launch: Launch) -> list[str]:

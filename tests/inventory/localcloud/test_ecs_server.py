@@ -175,7 +175,7 @@ def test_a_call_that_still_runs_is_not_begun_again(tmp_path, monkeypatch):
     def slow(cloud, p):
         deeds.append(p)
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return {"Done": True}
 
     monkeypatch.setitem(ACTIONS, (dispatch.ECS, "Slow"), slow)
@@ -184,7 +184,7 @@ def test_a_call_that_still_runs_is_not_begun_again(tmp_path, monkeypatch):
     )
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(dispatcher.answer, dispatch.ECS, "Slow", {"ClientToken": "t"})
-        assert begun.wait(10)
+        assert begun.wait(60)
         second = pool.submit(dispatcher.answer, dispatch.ECS, "Slow", {"ClientToken": "t"})
         go_on.set()
         assert first.result(10) == second.result(10) == {"Done": True}
@@ -284,10 +284,10 @@ def driven(api, tmp_path, monkeypatch):
     task = loop.create_task(serve())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield places
     loop.call_soon_threadsafe(task.cancel)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 

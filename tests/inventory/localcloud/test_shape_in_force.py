@@ -47,7 +47,7 @@ def boots(places, tmp_path):
     with subprocess.Popen(["sh", "-c", host.KEEPER, "keeper", *words, str(boots)], start_new_session=True) as keeper:
         yield boots
         host.stop(places, "m1")
-        keeper.wait(timeout=10)
+        keeper.wait(timeout=60)
 
 
 def buckets(places):

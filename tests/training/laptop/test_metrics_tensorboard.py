@@ -137,7 +137,7 @@ def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end)
         assert url and serving(runs / RUN)
         until(lambda: json.loads(page(f"{url[0]}data/runs")) == ["tb"], "the run is read", 30)
         fab.send_signal(end)
-        code = fab.wait(15)
+        code = fab.wait(60)
     assert code == (0 if end == signal.SIGINT else -signal.SIGKILL)
     until(lambda: not serving(runs / RUN), "the server is gone", 10)
 

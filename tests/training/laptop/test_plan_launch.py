@@ -301,13 +301,13 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
 
     def prepare(*_: object) -> Any:
         prepares.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return PREPARED
 
     first: list[str | None] = []
     worker = threading.Thread(target=lambda: first.append(start(head, monkeypatch, PREPARED, prepare)))
     worker.start()
-    assert prepares.wait(30)
+    assert prepares.wait(60)
     for dry in (True, False):
         with pytest.raises(LaunchError, match=rf"^{RUN} is being started on this machine; wait for it"):
             start(head, monkeypatch, PREPARED, prepare, dry=dry)
@@ -317,7 +317,7 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
         start_lock.refuse_second(head)
     assert runs.running_or_starting(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
     go_on.set()
-    worker.join(30)
+    worker.join(60)
     assert first == [RUN] and head.started and runs.running_or_starting(head) == ""
     assert [path.name for path in head.runs.iterdir()] == [RUN]
 

@@ -84,7 +84,7 @@ def test_a_save_is_handed_over_and_the_next_one_waits_for_it(tmp_path):
     disk, saved = threading.Event(), []
 
     def slow(folder):
-        assert disk.wait(20)
+        assert disk.wait(60)
         _config(folder)
 
     saver = _saver(tmp_path, write_config=slow, on_saved=saved.append)
@@ -95,7 +95,7 @@ def test_a_save_is_handed_over_and_the_next_one_waits_for_it(tmp_path):
     second.join(0.2)
     assert second.is_alive(), "two saves in flight"
     disk.set()
-    second.join(20)
+    second.join(60)
     assert saver.finish() == tmp_path / "step-2"
     assert saved == [tmp_path / "step-1", tmp_path / "step-2"]
 

@@ -200,7 +200,7 @@ def test_a_nodes_other_ranks_wait_for_the_first_and_the_node_is_named_where_it_c
     assert other.is_alive() and not nf4.place(folder, torch.float32).exists()
     monkeypatch.setenv("LOCAL_RANK", "0")
     nf4.make_here(folder, torch.float32)
-    other.join(10)
+    other.join(60)
     assert not other.is_alive() and (nf4.place(folder, torch.float32) / SUMS).is_file()
     shutil.rmtree(nf4.place(folder, torch.float32))
     weights = folder / "model.safetensors"
