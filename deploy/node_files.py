@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from training.run.folder import RUN_VARIABLE
+from training.run.events import RUN_VARIABLE
 
 FOLDER = Path(__file__).with_name("files")
 MOUNT_POINT = "/data"

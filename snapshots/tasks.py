@@ -45,13 +45,15 @@ def _rented() -> tuple[Settings, Cloud]:
 )
 def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False) -> None:
     """Snapshot the head's data disk: environment, models, runs."""
-    workload: NodeWorkload = c.workload
+    workload: NodeWorkload = c.spotune.workload
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         settings, cloud = _rented()
         creating.checked_name(name, settings.name, "")
         head = recovery.rented_nodes(cloud, settings)[0]
         workload.end_all(head, stop_run=stop_run)
-        snapshot_id = creating.take(cloud, settings, head, name=name, keep=keep, packages=c.keep_packages, say=say)
+        snapshot_id = creating.take(
+            cloud, settings, head, name=name, keep=keep, packages=c.spotune.keep_packages, say=say
+        )
         if detach or not listing.attended(cloud, snapshot_id):
             say("it continues on its own (fab snapshots.list); stop or release no machine before it is complete")
             return
@@ -127,7 +129,7 @@ def rebuild(
     yes: bool = False,
 ) -> None:
     """Restore the cluster from a snapshot: machines, disks, deploy, doctor."""
-    workload: NodeWorkload = c.workload
+    workload: NodeWorkload = c.spotune.workload
     with sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
         wanted = rebuilding.machines_asked(nodes)
         phases = timing.Phases()
@@ -161,7 +163,7 @@ def _price(cloud: Cloud, settings: Settings) -> cost.SnapshotPrice:
 
 def _doctor(c: Context) -> None:
     try:
-        c.doctor(c)
+        c.spotune.doctor(c)
     except Exit:
         raise Exit("the doctor found something broken; fix it as described, then: fab doctor", FAILURE) from None
 

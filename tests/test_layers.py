@@ -57,7 +57,7 @@ MAY = (
             "training.text",
             "training.models",
             "training.recipe",
-            "training.run.folder",
+            "training.run.events",
             "training.run.launch",
             "training.run.notices",
         ),
@@ -150,6 +150,13 @@ def within(name, modules):
 
 def fits(at, where):
     return any(fnmatch(at, pattern) for pattern in where)
+
+
+def test_tasks_are_handed_what_they_ask_of_other_folders():
+    attributes = [n for tree in SOURCES.values() for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    asked = {n.attr for n in attributes if isinstance(n.value, ast.Attribute) and n.value.attr == "spotune"}
+    (handed,) = (n.value for n in SOURCES["fabfile.py"].body if ast.unparse(n).startswith("handed_over = "))
+    assert {key.value for key in handed.keys} == asked
 
 
 def test_each_module_has_a_row():
@@ -245,12 +252,21 @@ def test_what_is_asked_often_imports_nothing_heavy(wanted, heavy):
     assert told.stdout.strip() == "[]"
 
 
-def test_what_says_that_the_standard_library_is_enough_imports_nothing_else():
+NOT_IN_3_10 = "import datetime, hashlib; del datetime.UTC, hashlib.file_digest; sys.modules['tomllib'] = None"
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden"),
+    [("standard library only", ""), ("standard library only, python 3.10", NOT_IN_3_10)],
+    ids=["the standard library", "that of Python 3.10"],
+)
+def test_what_says_which_library_is_enough_imports_nothing_else(words, hidden):
     """A node's own Python has no more: by it the processes of a run are ended where the environment is gone."""
-    saying = [at for at, tree in SOURCES.items() if "standard library only" in (ast.get_docstring(tree) or "").lower()]
+    documented = {at: " ".join((ast.get_docstring(tree) or "").lower().split()) for at, tree in SOURCES.items()}
+    saying = [at for at, text in documented.items() if words in text]
     assert "training/node/supervision/end_processes.py" in saying
     modules = [at.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for at in saying]
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {', '.join(modules)}"
+    code = f"import sys\n{hidden}\nsys.path.insert(0, {str(ROOT)!r})\nimport {', '.join(modules)}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 

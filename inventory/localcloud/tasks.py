@@ -44,7 +44,7 @@ def serve(c: Any, wheels: bool = True) -> None:
         if (image := settings.rental.image) in catalogue.FAMILIES[1:]:
             say(f"its machines get Debian 12 where image = {image!r}: it has no other system")
         if wheels and settings.torch_flavour == "cpu":
-            wheels_folder = base_image.ensure_wheelhouse(c.cpu_requirements(), base_image.PYTHON_VERSION, say)
+            wheels_folder = base_image.ensure_wheelhouse(c.spotune.cpu_requirements(), base_image.PYTHON_VERSION, say)
             served.show_wheels(Places.of(settings.name), wheels_folder)
     say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; next: fab up")
 

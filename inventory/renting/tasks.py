@@ -68,7 +68,7 @@ def up(
     record: str = "",
 ) -> None:
     """Rent the missing machines of the cluster, after showing the cost."""
-    workload: NodeWorkload = c.workload
+    workload: NodeWorkload = c.spotune.workload
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         settings = cluster_toml.load_settings()
         members.refuse_nameless(settings)
@@ -127,20 +127,21 @@ def down(
     record: str = "",
 ) -> None:
     """Delete the rented machines, or one of them; show what remains and its cost."""
-    workload: NodeWorkload = c.workload
+    workload: NodeWorkload = c.spotune.workload
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
         settings = cluster_toml.load_settings()
         cloud = _cloud(settings, record)
         plan = removal.plan_down(cloud, settings, disks, anyway, others, nodes=node)
         protected = {"named": bool(node), "force": force}
-        lines, stopping = workload.losses(plan, agreed=yes, stop_run=stop_run, **protected)
+        lines, stopping = workload.lost_with(plan, agreed=yes, stop_run=stop_run, **protected)
         report.display(*lines, *report.down_lines(plan, settings))
         if not plan.is_empty:
             flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
             ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
             if stopping:
                 workload.stop(stopping)
-                workload.losses(plan, agreed=True, **protected)  # nobody has read yet what it saved just now
+                # nobody has read yet what it saved just now: where that would go, this refuses
+                workload.lost_with(plan, agreed=True, **protected)
             removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:
         say(report.remaining_line(plan.remaining))

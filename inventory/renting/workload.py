@@ -1,5 +1,5 @@
 """What renting, snapshots and a rebuild ask of what runs on the machines. The fabfile hands their tasks the answer, in
-`c.workload`: none of them knows what a training is."""
+`c.spotune.workload` (training/laptop/workload.py): none of them knows what a training is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NodeWorkload(Protocol):
     def stays_on(self) -> str:
         """That a run that is going on takes no machine that comes; empty where none is."""
 
-    def losses(
+    def lost_with(
         self, plan: DownPlan, *, named: bool, agreed: bool, force: bool, stop_run: bool = False
     ) -> tuple[list[str], str]:
         """What goes with the machines beside themselves, a sentence each; the run to stop first. Raises RentError

@@ -18,7 +18,8 @@ from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror, wi
 from inventory.settings import Settings
 from tests.support.fake_nodes import NODE, deploy
 from tests.support.waiting import until
-from training.run.folder import RUN_VARIABLE, unit_of
+from training.run.events import RUN_VARIABLE
+from training.run.folder import unit_of
 
 REPOSITORY = Path(__file__).parents[2]
 ORIGINALS = {

@@ -89,7 +89,13 @@ class DrillWorkload(TrainingWorkload):
 
 HANDED_OVER = Context(
     Config(
-        overrides={"workload": DrillWorkload(), "doctor": lambda _: None, "keep_packages": deploy.tasks.KEEP_PACKAGES}
+        overrides={
+            "spotune": {
+                "workload": DrillWorkload(),
+                "doctor": lambda _: None,
+                "keep_packages": deploy.tasks.KEEP_PACKAGES,
+            }
+        }
     )
 )
 

@@ -32,7 +32,8 @@ from training.plan.layout import between, in_a_row
 from training.recipe.recipe import Recipe
 from training.run import comm_report
 from training.run.comm_report import Result, parse_result
-from training.run.folder import LOCAL_RUNS, MEASURED, PROVE, RESULT, RUN_VARIABLE
+from training.run.events import RUN_VARIABLE
+from training.run.folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
 from training.run.launch import Launch
 from training.text.counts import many, plain
 from training.text.files import bounded_json, within

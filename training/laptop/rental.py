@@ -42,7 +42,7 @@ def print_other_billing(cluster: Session) -> None:
         print(line, flush=True)
 
 
-def extend(cluster: Session, seconds: float) -> None:
+def extend_for_plan(cluster: Session, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
     RentError, HeadError."""
     lease.restore(cluster.settings)

@@ -80,7 +80,7 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
     launch, nodes = open_cluster.with_slowest_first(launch, open_cluster.hardware_of_nodes(head, launch))
     change = fitted(cluster, launch, nodes, change, step=step, overridden=overrides.keys())
-    rental.extend(cluster, left_s(head, launch, change, step))
+    rental.extend_for_plan(cluster, left_s(head, launch, change, step))
     follow.wait_for_reports(head, run_id)
     if (home := notices.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
         print(f"{LOCAL_RUNS}/{run_id} has step {home} already, the head step {step}: what is between is learned again")

@@ -42,7 +42,7 @@ LOCK_WAIT_S = 1
 class StartLock:
     """The right to start something on a head."""
 
-    started = ""
+    started_run = ""
     """The run that was started; from the moment on when it may have been."""
 
     def __init__(self, head: Head, talk: Program) -> None:
@@ -52,7 +52,7 @@ class StartLock:
     def start_supervisor(self, launch: Launch, *, resumed: bool = False) -> None:
         """Start a run whose folder is ready. HeadError where the lock is somebody else's meanwhile."""
         self.refuse_lost()
-        self.started = launch.run_id
+        self.started_run = launch.run_id
         if not resumed:  # a new run is no start any more that could be cleaned up; its proof stays with it
             folder = self._head.runs / launch.run_id
             self._head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
@@ -211,8 +211,8 @@ def locked_start(cluster: Session) -> Iterator[StartLock]:
         try:
             yield lock
         except KeyboardInterrupt:
-            if lock.started:
-                print_detached(lock.started, cluster.head.here)
+            if lock.started_run:
+                print_detached(lock.started_run, cluster.head.here)
             else:
                 print("nothing was started", flush=True)
                 rental.print_release_time(cluster, goes_on=False)

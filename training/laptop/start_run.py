@@ -143,7 +143,7 @@ def planned_s(predicted: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True)
-class NewRun:
+class TrainWish:
     """The flags of `fab train` for a new run; `overrides` as `overrides_of` gives them."""
 
     model: str
@@ -161,7 +161,9 @@ class NewRun:
 
 
 @contextmanager
-def checked_request(wish: NewRun, open_session: Callable[[str], Session]) -> Iterator[tuple[Session, StartRequest]]:
+def cluster_and_request(
+    wish: TrainWish, open_session: Callable[[str], Session]
+) -> Iterator[tuple[Session, StartRequest]]:
     """The cluster, and what to start there: its data are checked before the cluster is opened, unless an earlier
     adapter is on it; without data DataError, but for `tiny`, which has its own. `open_session`: see `open_cluster`,
     whose `instead` it takes."""
@@ -209,11 +211,11 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
         if not request.dry:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
-            rental.extend(cluster, planned_s(plan.predicted))
+            rental.extend_for_plan(cluster, planned_s(plan.predicted))
             _upload_plan(cluster.head, launch, request.recipe, plan, base)
-            _pin(request.recipe, base)
+            _remember_commit(request.recipe, base)
             lock.start_supervisor(launch)
-    return lock.started
+    return lock.started_run
 
 
 def _base_model(cluster: Session, launch: Launch, request: StartRequest) -> BaseModel:
@@ -251,7 +253,7 @@ def _upload_plan(head: Head, launch: Launch, recipe: Recipe, plan: Plan, base: B
     new_run.upload(head, launch, {**changed, PLAN: text, **new_run.launch_files(launch)})
 
 
-def _pin(recipe: Recipe, base: BaseModel) -> None:
+def _remember_commit(recipe: Recipe, base: BaseModel) -> None:
     """Keep the base model's commit in models.lock."""
     try:
         if remember(base.record, recipe.base_model, recipe.revision):

@@ -116,9 +116,9 @@ def train(
         overrides = start_run.overrides_of(set or (), steps, epochs)
         if here:
             base_model.check_python_here()
-        wish = start_run.NewRun(model, data or (), overrides, from_adapter, skip_bad, dry, anyway)
+        wish = start_run.TrainWish(model, data or (), overrides, from_adapter, skip_bad, dry, anyway)
         if resume is None:
-            cluster, request = stack.enter_context(start_run.checked_request(wish, opened))
+            cluster, request = stack.enter_context(start_run.cluster_and_request(wish, opened))
             rental.print_other_billing(cluster)
             run_id = start_run.start(cluster, request, datetime.now(UTC))
         elif wish.fits_resume:

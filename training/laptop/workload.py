@@ -48,7 +48,7 @@ class TrainingWorkload:
     def stays_on(self) -> str:
         return _asked_head()[0].stays_on
 
-    def losses(
+    def lost_with(
         self, plan: DownPlan, *, named: bool, agreed: bool, force: bool, stop_run: bool = False
     ) -> tuple[list[str], str]:
         everything = members.members((*plan.machines, *plan.remaining))

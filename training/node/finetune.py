@@ -180,10 +180,10 @@ def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | Non
 
     def write_config(part: Path) -> None:
         strategy.write_config(part)
-        card.complete(part, rank.run, recipe, work.model_dir)
+        card.complete(part, rank.run_dir, recipe, work.model_dir)
 
     saver = Saver(
-        rank.run / CHECKPOINTS,
+        rank.run_dir / CHECKPOINTS,
         dtype=getattr(torch, recipe.dtype),
         write_config=write_config,
         keep=recipe.keep_checkpoints,
@@ -196,7 +196,7 @@ def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | Non
     rank.rank0_broadcast(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:
-        recorder = Recorder(rank.run, recipe, resume_step, rank.say)
+        recorder = Recorder(rank.run_dir, recipe, resume_step, rank.say)
         at_the_end.callback(recorder.close)
     watch = at_the_end.enter_context(DeviceWatch(device(place.local_rank)))
     clock = CommunicationClock(get_accelerator().device_name(), place.world_size)
@@ -330,13 +330,13 @@ def restore_or_begin(start: Start | None, work: Work, strategy: Strategy, rank: 
 
 def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
     """With what an earlier run has learned, where the head has it; else with what the strategy has drawn."""
-    tensors = saving.beginning(rank.run) if rank.is_head else None
+    tensors = saving.beginning(rank.run_dir) if rank.is_head else None
     if rank.rank0_broadcast(lambda: tensors is None):
         return
-    path = rank.run / WEIGHTS
+    path = rank.run_dir / WEIGHTS
     rank.rank0_broadcast(lambda: saving.refuse_other_shapes(path, tensors or {}, work.whole.shapes))
     strategy.restore(tensors, OptimizerProgress(0))
-    rank.say(f"begun with {', then '.join(stage.words for stage in stages_of(rank.run))}")
+    rank.say(f"begun with {', then '.join(stage.words for stage in stages_of(rank.run_dir))}")
 
 
 def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None:

@@ -38,7 +38,7 @@ def choose_loss_and_mixers(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
 
 def choose_loss(model_dir: Path, dtype: torch.dtype, device: torch.device | str, rank: Rank) -> None:
     """Our own where the plan knows it to be the faster on these cards, else Liger's where they compute the same."""
-    if rank.rank0_broadcast(lambda: own_loss_is_faster(rank.run)):
+    if rank.rank0_broadcast(lambda: own_loss_is_faster(rank.run_dir)):
         rank.say(liger.leave("ours was measured as the faster on these cards").words)
         return
     _tell(rank, liger.choose(*head_shape(model_dir), dtype, device))

@@ -45,14 +45,14 @@ def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
 class Rank:
     """One rank of one run. rank_start keeps what it prints in its own log and passes it to the launcher."""
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        launch = run / LAUNCH
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        launch = run_dir / LAUNCH
         self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
         self.place = place_of(os.environ)
         limit_s = PATIENCE_S if debugged(self.launch) else LIMIT_S
         self.heartbeat = Heartbeat(self.place, self.note_failure, limit_s)
-        self.progress = ProgressFile(run, self.place.rank)
+        self.progress = ProgressFile(run_dir, self.place.rank)
         self._sigterm = False
 
     @property
@@ -75,7 +75,7 @@ class Rank:
         emit(replace(failed, reason=(reason.splitlines() or [""])[-1]))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            logs = self.run / "logs"
+            logs = self.run_dir / "logs"
             logs.mkdir(exist_ok=True)
             (logs / f"failure-rank-{self.place.rank}.txt").write_text(f"{now} {self.place}\n{reason}\n", "utf-8")
         except OSError as error:
@@ -89,7 +89,7 @@ class Rank:
 
     def stop_asked(self) -> bool:
         """Whether this rank knows of a wish to stop; the ranks agree on it in every step."""
-        return self._sigterm or (self.is_head and (self.run / "stop").exists())
+        return self._sigterm or (self.is_head and (self.run_dir / "stop").exists())
 
     def same_everywhere(self, what: Mapping[str, str]) -> None:
         """RuntimeError names the rank whose value differs from rank 0's."""

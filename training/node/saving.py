@@ -137,7 +137,7 @@ def starting_point(
 ) -> Start | None:
     """None to begin anew. CheckpointError where there is nothing to go on from, or it is of another run, by its recipe
     and by the hashes of base model and data, and nobody insists."""
-    folder = rank.run / CHECKPOINTS
+    folder = rank.run_dir / CHECKPOINTS
     if not resume:
         if checkpoint.steps(folder):
             raise CheckpointError(f"{folder} holds checkpoints of an earlier start; resume it, or start a new run")

@@ -37,12 +37,12 @@ class Work:
 
 def open_work(rank: Rank) -> Work:
     """What was prepared before the launch, opened; its sums are checked, which reads all of it."""
-    recipe = read_recipe(rank.run / RECIPE)
-    model_dir = models_folder(rank.run) / recipe.model_dir
+    recipe = read_recipe(rank.run_dir / RECIPE)
+    model_dir = models_folder(rank.run_dir) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")
     check_weights_match_config(model_dir)
-    prepared = rank.run / "data" / "prepared"
+    prepared = rank.run_dir / "data" / "prepared"
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
     held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
@@ -61,7 +61,7 @@ def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
 
 def with_checkpoint_targets(work: Work, rank: Rank, start: Start | None) -> Work:
     """With the modules that the adapter has which it goes on with; the run's recipe, and what it says, stay."""
-    recipe = rank.rank0_broadcast(lambda: as_begun(work.recipe, rank.run, start, work.whole.shapes))
+    recipe = rank.rank0_broadcast(lambda: as_begun(work.recipe, rank.run_dir, start, work.whole.shapes))
     if recipe == work.recipe:
         return work
     rank.say(f"the adapter goes on as it was begun, with {', '.join(recipe.lora.targets)} alone")

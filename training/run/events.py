@@ -18,6 +18,8 @@ from training.text.files import bounded_json
 PIPE = "SPOTUNE_EVENTS"
 """In a rank's environment: the number of the pipe's descriptor."""
 EVENTS = "logs/events.jsonl"
+RUN_VARIABLE = "SPOTUNE_RUN"
+"""Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""
 MARK = "@"
 """What the line of an event begins with in the launcher's output."""
 

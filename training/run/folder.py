@@ -37,8 +37,6 @@ REMOTE_RUNS = DATA_DISK / "runs"
 LOCAL_RUNS = Path("runs")
 """Where they are fetched to, and where `--here` runs live."""
 
-RUN_VARIABLE = "SPOTUNE_RUN"
-"""Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""
 RECIPE, PLAN = "recipe.toml", "plan.json"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"

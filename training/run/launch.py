@@ -15,7 +15,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from training.run.folder import RUN_VARIABLE, unit_of
+from training.run.events import RUN_VARIABLE
+from training.run.folder import unit_of
 from training.text.files import bounded_json
 from training.text.problems import UNUSABLE, TrainingError, first_problem
 
@@ -114,7 +115,7 @@ class Launch:
         raise IndexError(f"rank beyond the world size {self.world_size}")
 
 
-LAUNCH = TypeAdapter(Launch)
+_SCHEMA = TypeAdapter(Launch)
 
 
 def parse_steps(text: str, done: int = 0) -> tuple[int, int]:
@@ -139,7 +140,7 @@ def launch_text(launch: Launch) -> str:
 def parse_launch(text: str) -> Launch:
     """The launch in a JSON text. Raises ValueError where it is none."""
     try:
-        return LAUNCH.validate_python(bounded_json(text))
+        return _SCHEMA.validate_python(bounded_json(text))
     except ValidationError as error:
         raise ValueError(f"no launch: {first_problem(error)}") from error
 

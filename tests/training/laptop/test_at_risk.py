@@ -32,7 +32,7 @@ def plan(going, remaining=(), off=()):
 
 def at_stake(going, *, named=False, agreed=False, force=False, stop_run=False):
     """The sentences alone."""
-    return TrainingWorkload().losses(going, named=named, agreed=agreed, force=force, stop_run=stop_run)[0]
+    return TrainingWorkload().lost_with(going, named=named, agreed=agreed, force=force, stop_run=stop_run)[0]
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_only_a_run_on_machines_that_go_is_stopped_first(monkeypatch):
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
     monkeypatch.setattr(workload, "_asked_head", lambda: (RUNNING, ""))
     asked = {"named": True, "agreed": True, "force": False, "stop_run": True}
-    assert TrainingWorkload().losses(plan(["te3"], ["te1", "te2"]), **asked) == ([], "")
-    assert TrainingWorkload().losses(plan(["te2"], ["te1", "te3"]), **asked) == ([], NEW)
+    assert TrainingWorkload().lost_with(plan(["te3"], ["te1", "te2"]), **asked) == ([], "")
+    assert TrainingWorkload().lost_with(plan(["te2"], ["te1", "te3"]), **asked) == ([], NEW)
 
 
 def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch):
@@ -90,7 +90,9 @@ def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch):
     for module, name in ((tasks, "_cloud"), (tasks, "ask"), (TrainingWorkload, "stop")):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     with pytest.raises(Exit) as refused:
-        tasks.down.body(SimpleNamespace(workload=TrainingWorkload()), [], disks=True, stop_run=True)
+        tasks.down.body(
+            SimpleNamespace(spotune=SimpleNamespace(workload=TrainingWorkload())), [], disks=True, stop_run=True
+        )
     assert refused.value.code == 2 and (stakes, gone) == ([], [])
 
 

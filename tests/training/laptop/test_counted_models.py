@@ -152,8 +152,8 @@ def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(lap
 
 
 def test_a_head_that_was_not_deployed_names_the_base_deploy(head, laptop, folder):
-    bare = Session.launch
-    laptop.setattr(Session, "launch", lambda *words: replace(bare(*words), python="/nowhere", deploy="pyinfra x"))
+    bare = Session.launch_of
+    laptop.setattr(Session, "launch_of", lambda *words: replace(bare(*words), python="/nowhere", deploy="pyinfra x"))
     with pytest.raises(PlanError, match=r"it cannot now: this machine has no Python environment .* deploy: pyinfra x$"):
         start_run.resolve_recipe(str(folder), ())
 

@@ -294,7 +294,7 @@ def test_a_resume_is_given_the_time_its_last_steps_took_where_it_goes_on_as_it_w
 ):
     """The plan of this run knows no time."""
     covered = []
-    monkeypatch.setattr(rental, "extend", lambda cluster, needed: covered.append(needed))
+    monkeypatch.setattr(rental, "extend_for_plan", lambda cluster, needed: covered.append(needed))
     row = {"step": 5, "total_steps": 300, "loss": 1.0, "lr": 0.1, "tokens_per_s": 9.0, "memory_gib": 1.0}
     told = "" if goes_on == "with no step" else "".join(json.dumps(row | {"step_s": s}) + "\n" for s in (1.0, 3.0))
     (ended.runs / RUN / "metrics.jsonl").write_text(told)

@@ -32,6 +32,7 @@ from training.run.launch import (
     parse_launch,
     rank_env,
     runner_argv,
+    sweep_command,
     unit_argv,
 )
 
@@ -77,6 +78,20 @@ def test_deepspeed_env_has_one_assignment_a_line_and_nothing_else():
         "DS_ACCELERATOR=cpu\n"
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY=64\n"
     )
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["no environment", "an environment in a folder with a space"])
+def test_a_node_is_swept_by_the_runs_python_or_else_by_its_own(tmp_path: Path, lost: bool):
+    python, used = tmp_path / "my env" / "python", tmp_path / "used"
+    python.parent.mkdir()
+    if not lost:
+        python.write_text(f'#!/bin/sh\ntouch "{used}"\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
+    launch = replace(LAUNCH, run_dir=str(tmp_path), python=str(python))
+    command = sweep_command(launch, only_list=True, code=str(Path(__file__).parents[3]))
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"found": 0, "left": []}
+    assert used.exists() is not lost
 
 
 def test_gpu_nodes_compute_on_their_gpus_or_not_at_all():

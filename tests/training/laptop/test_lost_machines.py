@@ -244,7 +244,7 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
     plan = SimpleNamespace(recipe=None, predicted={"stop_grace_s": 0})
     monkeypatch.setattr(new_run, "new_run_folder", claimed)
     monkeypatch.setattr(
-        start_lock.StartLock, "start_supervisor", lambda lock, launch: setattr(lock, "started", launch.run_id)
+        start_lock.StartLock, "start_supervisor", lambda lock, launch: setattr(lock, "started_run", launch.run_id)
     )
     steps = (
         "_base_model",
@@ -254,7 +254,7 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
         "read_facts",
         "_show_decision",
         "_upload_plan",
-        "_pin",
+        "_remember_commit",
     )
     for name in ("hardware_of_nodes", *steps):
         monkeypatch.setattr(start_run, name, lambda *_: None)
@@ -262,7 +262,7 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
     monkeypatch.setattr(start_run, "_plan", lambda *_: plan)
     monkeypatch.setattr(preparing, "measured_speeds", lambda *_: None)
     monkeypatch.setattr(preparing, "in_stage_order", lambda cluster, launch, *_: launch)
-    monkeypatch.setattr(rental, "extend", lambda *_: None)
+    monkeypatch.setattr(rental, "extend_for_plan", lambda *_: None)
     for dry in (False, True):
         with pytest.raises(KeyboardInterrupt):
             start_run.start(at_hand, start_run.StartRequest(SimpleNamespace(name="tiny"), None, dry=dry), None)

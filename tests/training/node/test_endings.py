@@ -128,7 +128,7 @@ def test_what_fails_in_the_first_step_is_the_base_models_fault_and_not_the_rates
 
 def test_data_that_another_recipe_prepared_are_refused_in_one_sentence(house):
     run = _run(house, "changed", BASE)
-    rank = SimpleNamespace(run=run)
+    rank = SimpleNamespace(run_dir=run)
     assert open_work(rank).train.report.max_length == 96
     other = {"max_length": "64", "batching": "padded", "train_on": "all", "pad_token": "<|im_start|>"}
     for key, value in other.items():
@@ -146,7 +146,7 @@ def test_a_base_model_with_a_cut_file_is_refused_before_it_is_loaded(house):
     try:
         weights.write_bytes(whole[:-10])
         with pytest.raises(AdapterError, match="not as long as its header says; copy or fetch it again"):
-            open_work(SimpleNamespace(run=run))
+            open_work(SimpleNamespace(run_dir=run))
     finally:
         weights.write_bytes(whole)
 

@@ -160,7 +160,7 @@ def test_a_run_takes_our_own_loss_where_its_plan_knows_it_as_the_faster(tmp_path
     if plan is not None:
         (tmp_path / "plan.json").write_text(plan)
     said = []
-    rank = SimpleNamespace(run=tmp_path, rank0_broadcast=lambda work: work(), say=said.append)
+    rank = SimpleNamespace(run_dir=tmp_path, rank0_broadcast=lambda work: work(), say=said.append)
     kernels.choose_loss(tmp_path, torch.float32, "cpu", rank)
     assert (liger.loss_for(torch.zeros(1)) is None) is ours
     assert len(said) == 1 and ("the faster on these cards" in said[0]) is ours

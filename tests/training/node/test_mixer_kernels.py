@@ -173,6 +173,6 @@ def test_a_run_tries_them_where_its_rows_hold_several_samples(tmp_path, monkeypa
         return kernels.LossChoice(True, "together")
 
     monkeypatch.setattr(kernels, "choose_mixers", choose)
-    rank = SimpleNamespace(run=tmp_path, rank0_broadcast=lambda work: work(), say=said.append)
+    rank = SimpleNamespace(run_dir=tmp_path, rank0_broadcast=lambda work: work(), say=said.append)
     kernels.choose_loss_and_mixers(load_recipe("tiny", {"batching": batching, "dtype": "float32"}), tmp_path, rank)
     assert (seen, said) == (([(KIND, torch.float32)], ["together"]) if asked else ([], []))

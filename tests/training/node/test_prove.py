@@ -283,7 +283,7 @@ def test_what_was_found_before_a_part_broke_is_kept(devices, tmp_path, monkeypat
     monkeypatch.setattr(walk.Walk, "strategies", strategies)
     place = SimpleNamespace(local_rank=0)
     progress = SimpleNamespace(enter=lambda *_: None)
-    rank = SimpleNamespace(run=tmp_path, place=place, is_head=True, progress=progress, say=lambda _: None)
+    rank = SimpleNamespace(run_dir=tmp_path, place=place, is_head=True, progress=progress, say=lambda _: None)
     with pytest.raises(RuntimeError, match="never came"):
         walk.Walk(rank).whole()
     found = json.loads((tmp_path / "result.json").read_text())

@@ -24,7 +24,8 @@ from training.laptop.open_cluster import Session
 from training.recipe.base import Base
 from training.recipe.tables import NF4
 from training.run.checkpoint_files import FetchError
-from training.run.folder import CLAIM, LOCAL_RUNS, RUN_VARIABLE, checkpoint_folder, checkpoint_steps
+from training.run.events import RUN_VARIABLE
+from training.run.folder import CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
 from training.run.launch import Launch
 from training.text.counts import size_text
 from training.text.files import SUMS, parse_sums, sha256_of

@@ -66,7 +66,7 @@ def prove(
 ) -> Proof:
     """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
     start_lock.refuse_second(cluster.head)
-    rental.extend(cluster, LONGEST_S)
+    rental.extend_for_plan(cluster, LONGEST_S)
     cluster = replace(cluster, extends_rental=False)
     if cluster.head.here:  # the drills want it, and it is made once
         here_base_model(load_recipe("tiny"), cluster.launch_of("prove-20260101-000000", ""))

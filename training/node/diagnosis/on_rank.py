@@ -75,7 +75,7 @@ class Profile:
         return ProfilerAction.RECORD_AND_SAVE if step == self.last else ProfilerAction.RECORD
 
     def _export(self, profiler: Any) -> None:
-        folder: Path = self.rank.run / PROFILE
+        folder: Path = self.rank.run_dir / PROFILE
         folder.mkdir(exist_ok=True)
         name = f"rank-{self.rank.place.rank}.json.gz"
         profiler.export_chrome_trace(str(folder / f".{name}"))

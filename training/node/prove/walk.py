@@ -60,8 +60,8 @@ class Walk:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.quick: bool = json.loads((rank.run / ASKED).read_text(encoding="utf-8"))["quick"]
-        self.found: dict[str, Any] = {"run_id": rank.run.name, "outcomes": [], "done": False}
+        self.quick: bool = json.loads((rank.run_dir / ASKED).read_text(encoding="utf-8"))["quick"]
+        self.found: dict[str, Any] = {"run_id": rank.run_dir.name, "outcomes": [], "done": False}
 
     def whole(self) -> None:
         """Everything but the end."""
@@ -80,7 +80,7 @@ class Walk:
 
     def _write(self) -> None:
         if self.rank.is_head:
-            write_atomically(self.rank.run / RESULT, json.dumps(self.found, indent=1) + "\n")
+            write_atomically(self.rank.run_dir / RESULT, json.dumps(self.found, indent=1) + "\n")
 
     def devices(self) -> list[Outcome]:
         """What each rank's device does, and whether its kernels are right."""

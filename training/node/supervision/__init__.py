@@ -1,1 +1,1 @@
-"""On the head and around every rank: start them, watch them, say why they ended. Standard library only."""
+"""On the head and around every rank: start them, watch them, say why they ended."""

@@ -2,7 +2,8 @@
 
 `python -m training.node.supervision.end_processes --run DIR` (`--list` only counts). Processes are known by
 SPOTUNE_RUN in the environment they were started with: an editor or a `tail` that merely names the run folder is
-left alone. Prints how many were found and how many are left, as JSON. Standard library only.
+left alone. Prints how many were found and how many are left, as JSON. Standard
+library only, Python 3.10 or newer: where the run's environment is gone, the node's own python3 runs it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import time
 from pathlib import Path
 
-from training.run.folder import RUN_VARIABLE
+from training.run.events import RUN_VARIABLE
 
 TERM_GRACE_S = 5.0
 

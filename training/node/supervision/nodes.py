@@ -106,7 +106,7 @@ RESERVE = ".reserve"
 """File in the run folder that makes room for the last status on a full disk."""
 ROOM_BYTES = 16 << 20
 """Less on a node is a full disk: code, prepared data and a rank's log go there."""
-OF_THE_HEAD = (
+KEPT_ON_HEAD = (
     *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
     *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
@@ -125,25 +125,34 @@ def prepare_nodes(launch: Launch) -> None:
 
 
 def _make_folder(launch: Launch, host: Host) -> None:
-    room = shlex.quote(f"{launch.run_dir}/logs/{RESERVE}")  # rsync may end without a word of a full disk
-    make = f"mkdir -p {shlex.quote(launch.run_dir)}/logs"
+    run, room = shlex.quote(launch.run_dir), shlex.quote(f"{launch.run_dir}/logs/{RESERVE}")
+    steps = [f"mkdir -p {run}/logs"]
     if disk := launch.data_disk:
         runs = Path(launch.run_dir).parent
-        cache = shlex.quote(
-            str(runs.parent / "cache")
-        )  # data that were prepared, as those of runs nobody else's to read
-        make += f" && chmod 700 {shlex.quote(str(runs))} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}"
-        missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
-        lost = shlex.quote(NO_ENVIRONMENT.format(python=launch.python, deploy=launch.deploy))
-        make = f"test -x {shlex.quote(launch.python)} || {{ echo {lost} >&2; exit 1; }}; {make}"
-        make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
-    ssh(host.name, f"{make} && {{ head -c {ROOM_BYTES} /dev/zero >{room}; }}; end=$?; rm -f {room}; exit $end", 8)
+        cache = shlex.quote(str(runs.parent / "cache"))
+        steps = [
+            _checked(f"mountpoint -q {shlex.quote(disk)}", NO_DATA_DISK.format(disk=disk, deploy=launch.deploy)),
+            _checked(
+                f"test -x {shlex.quote(launch.python)}",
+                NO_ENVIRONMENT.format(python=launch.python, deploy=launch.deploy),
+            ),
+            *steps,
+            f"chmod 700 {shlex.quote(str(runs))}",  # nobody else's to read, as are data that were prepared
+            f"{{ [ ! -d {cache} ] || chmod 700 {cache}; }}",
+        ]
+    steps.append(f"{{ head -c {ROOM_BYTES} /dev/zero >{room}; }}")  # rsync may end without a word of a full disk
+    ssh(host.name, f"{' && '.join(steps)}; end=$?; rm -f {room}; exit $end", 8)
+
+
+def _checked(test: str, otherwise: str) -> str:
+    """A shell command that ends all with a sentence where a test fails."""
+    return f"{{ {test} || {{ echo {shlex.quote(otherwise)} >&2; exit 1; }}; }}"
 
 
 def _ship(launch: Launch, host: Host) -> None:
     if host == launch.hosts[0]:
         return
-    excluded = [f"--exclude=/{name}" for name in OF_THE_HEAD]
+    excluded = [f"--exclude=/{name}" for name in KEPT_ON_HEAD]
     source, target = f"{launch.run_dir}/", f"{host.name}:{launch.run_dir}/"
     # what is shipped to the head has no time of its own: a recipe of the same size would pass for the old one
     for options in (["--checksum", "--exclude=/data"], []):

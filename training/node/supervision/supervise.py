@@ -127,13 +127,15 @@ class Supervisor:
     def _run(self) -> tuple[Verdict, int | None]:
         """From the first look at the nodes to the last rank's end; the launcher's exit code where it was started."""
         try:
-            if not self.reclaims.look(self.now(), self.launch.stop_grace_s):
+            self.reclaims.look(self.now(), self.launch.stop_grace_s)
+            if not self.reclaims.known:
                 prepare_nodes(self.launch)
                 self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
                 return self._supervise()
         except NodeError as error:
-            if not self.reclaims.look(self.now()):
+            self.reclaims.look(self.now())
+            if not self.reclaims.known:
                 reason = f"node {error.node} is not ready: {error}{(cure := _cure(error))}"
                 return Verdict("failed", reason, Cause("disk_full" if cure else "not_ready"), node=error.node), 1
         cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))

@@ -40,7 +40,7 @@ from training.node.diagnosis.on_rank import Profile
 number, port, run = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
 place = SimpleNamespace(rank=number)
-rank = SimpleNamespace(launch={"profile": sys.argv[4]}, place=place, run=run, say=print)
+rank = SimpleNamespace(launch={"profile": sys.argv[4]}, place=place, run_dir=run, say=print)
 model = torch.nn.Linear(200, 200)
 profile = Profile(rank, 0)
 for step in range(6):
