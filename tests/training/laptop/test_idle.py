@@ -33,7 +33,8 @@ def rented(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
     cloud = MemoryCloud()
-    monkeypatch.setattr(rental, "open_cloud", lambda settings: cloud)
+    for module in (rental, lease):
+        monkeypatch.setattr(module, "open_cloud", lambda settings: cloud)
     return lambda **table: Rented(tmp_path, cloud, **table)
 
 
@@ -251,7 +252,8 @@ def test_a_cloud_that_does_not_answer_is_a_line_and_ends_no_command(opened, caps
     def silent(settings):
         raise CloudError("no answer", Kind.PASSING)
 
-    monkeypatch.setattr(rental, "open_cloud", silent)
+    for module in (rental, lease):
+        monkeypatch.setattr(module, "open_cloud", silent)
     with rental.in_use(at_hand):
         rental.print_release_time(at_hand)
     said = capsys.readouterr().out.splitlines()
