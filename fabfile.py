@@ -1,9 +1,6 @@
 """The map of spotune: `fab --list`."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
 
 from invoke import Collection
 
@@ -18,9 +15,7 @@ import training.laptop.tasks
 import training.laptop.workload
 from inventory.command_line import end_quietly_without_a_reader, read_command_line, refuse_malformed_flags
 from inventory.local_address import any_cloud
-
-if TYPE_CHECKING:
-    from inventory.renting.workload import NodeWorkload
+from inventory.renting.workload import HandedOver
 
 namespace = Collection()
 folders = (
@@ -44,13 +39,12 @@ for folder in folders:
         if name not in hidden:
             namespace.add_collection(collection)
 # What a folder's tasks ask of another's work is handed to them here, as `c.spotune`: no folder imports its neighbour.
-workload: NodeWorkload = training.laptop.workload.TrainingWorkload()
-handed_over = {
-    "workload": workload,
-    "doctor": deploy.tasks.doctor,
-    "keep_packages": deploy.tasks.KEEP_PACKAGES,
-    "cpu_requirements": deploy.tasks.cpu_requirements,
-}
+handed_over = HandedOver(
+    workload=training.laptop.workload.TrainingWorkload(),
+    doctor=deploy.tasks.doctor,
+    keep_packages=deploy.tasks.KEEP_PACKAGES,
+    cpu_requirements=deploy.tasks.cpu_requirements,
+)
 namespace.configure({"spotune": handed_over})
 end_quietly_without_a_reader()
 refuse_malformed_flags(namespace)

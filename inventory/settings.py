@@ -288,7 +288,7 @@ def load_settings(path: Path | None = None) -> Settings:
 
 def settings_path() -> Path:
     """Of the file that is read where none is named."""
-    return Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH))
+    return Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
 
 
 def settings_in(text: str, path: Path) -> Settings:

@@ -276,7 +276,7 @@ def refuse_nameless(settings: Settings) -> None:
     """Raises RentError where machines of a real cloud would be of a cluster nobody named: two people who left the name
     as it is would have one cluster.
     """
-    if not settings.on_this_machine and "name" not in settings.model_fields_set:
+    if settings.is_rented and not settings.on_this_machine and "name" not in settings.model_fields_set:
         raise RentError(
             'name: this cluster has none; write one at the top of cluster.toml, as name = "anna1" (up to eight small '
             "letters and digits): an account is shared, and by its name a cluster is told from others"

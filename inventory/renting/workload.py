@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from inventory.cloud.port import Cloud
-from inventory.nodes import Node
-from inventory.renting.down import DownPlan
-from inventory.settings import Settings
+if TYPE_CHECKING:  # `fab --list` loads this file
+    from datetime import datetime
+    from pathlib import Path
+
+    from inventory.cloud.port import Cloud
+    from inventory.nodes import Node
+    from inventory.renting.down import DownPlan
+    from inventory.settings import Settings
 
 
 class NodeWorkload(Protocol):
@@ -51,3 +55,17 @@ class NodeWorkload(Protocol):
     def trainings(self, cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
         """The trainings on the head that have a checkpoint, and their states, the oldest first; None where it does
         not tell."""
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """`c.spotune` of a task: what it asks of another folder's work. One value, as invoke takes each key of a mapping
+    from the environment too."""
+
+    workload: NodeWorkload
+    doctor: Callable[..., Any]
+    """The task `fab doctor`."""
+    keep_packages: Path
+    """A program for a node: keeps its packages on its data disk."""
+    cpu_requirements: Callable[[], str]
+    """Every package of a CPU node, for pip."""

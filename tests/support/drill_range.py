@@ -15,6 +15,7 @@ import deploy.tasks
 from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.account import Account
 from inventory.renting.tags import StateFiles
+from inventory.renting.workload import HandedOver
 from snapshots.node_disks import ReadAhead
 from tests.support.ecs_api import EcsApi
 from tests.support.idle import wait_until_idle
@@ -90,11 +91,9 @@ class DrillWorkload(TrainingWorkload):
 HANDED_OVER = Context(
     Config(
         overrides={
-            "spotune": {
-                "workload": DrillWorkload(),
-                "doctor": lambda _: None,
-                "keep_packages": deploy.tasks.KEEP_PACKAGES,
-            }
+            "spotune": HandedOver(
+                DrillWorkload(), lambda _: None, deploy.tasks.KEEP_PACKAGES, deploy.tasks.cpu_requirements
+            )
         }
     )
 )
