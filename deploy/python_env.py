@@ -22,7 +22,7 @@ from deploy.node_files import MOUNT_POINT, refuse, refuse_unless, refuse_unless_
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
 from deploy.packages import reach_command
-from training.run.launch import AS_DEPLOYED
+from training.run.environment import AS_DEPLOYED
 
 TOOLS = ("uv", "setuptools", "wheel", "packaging")
 """What installs the packages, and what builds those that come as source."""

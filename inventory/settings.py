@@ -140,6 +140,14 @@ class Driver(Section):
     """Reboot a node when the loaded driver differs from the installed one."""
 
 
+class LaunchSettings(Section):
+    """How a run's ranks are started."""
+
+    launcher: Literal["spotune", "deepspeed"] = "spotune"
+    """spotune: one process a node imports everything once and forks the ranks; deepspeed: DeepSpeed's launcher, over
+    pdsh."""
+
+
 class Models(Section):
     """Base models to have at /data/models before training, by recipe, by id (OWNER/NAME) or folders of this machine."""
 
@@ -176,6 +184,7 @@ class Settings(Section):
     mirrors: Mirrors = Mirrors()
     python: Python = Python()
     driver: Driver = Driver()
+    launch: LaunchSettings = LaunchSettings()
     models: Models = Models()
 
     @property

@@ -31,7 +31,7 @@ from deploy.node_files import REFUSED
 from deploy.python_env import Environment, EnvPaths
 from inventory.settings import Mirrors, Python, Settings
 from tests.support.fake_nodes import NODE, deploy
-from training.run.launch import AS_DEPLOYED
+from training.run.environment import AS_DEPLOYED
 
 LOCK = python_env.LOCK.read_text()
 LOCAL = {"aliyun": {"endpoint": "local"}}

@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent, indent
 
 from tests.support.forks.sitecustomize import ADDRESS
 from tests.support.waiting import until
 from training.laptop.new_run import launch_files
 from training.node.supervision.end_processes import processes_of
+from training.run.environment import here_env
 from training.run.events import EVENTS, Started, parse_rows
 from training.run.folder import Status, parse_status
-from training.run.launch import Host, Launch, here_env
+from training.run.launch import Host, Launch
 
 SOURCE = Path(__file__).parents[2] / "training"
 
@@ -99,9 +101,9 @@ PROGRAMS = {
         sys.exit(11 if rank == 1 else 0)  # no code of ours
     """,
 }
-"""What a rank does; `rank` and `run` are given, and what HEADER has."""
+"""What a rank does; `rank` and `run` are given, and what PROGRAM imports."""
 
-HEADER = """
+PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 from training.run.events import EVENTS
@@ -112,7 +114,12 @@ def wait_until(condition):
 def stay():
     while True: signal.pause()
 
-rank = int(os.environ['RANK'])
+def main():
+    rank, run = int(os.environ['RANK']), Path({run!r})
+{body}
+
+if __name__ == '__main__':
+    main()
 """
 
 
@@ -133,11 +140,12 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
         data_disk: str = "",
         models: str = "",
         deploy: str = "",
+        launcher: str = "spotune",
         before: Callable[[Path], None] = lambda run_dir: None,
     ) -> tuple[Path, subprocess.Popen[bytes]]:
         shutil.copytree(SOURCE, run_dir / "training", ignore=shutil.ignore_patterns("__pycache__"))
-        body = "\n".join(line.removeprefix("        ") for line in PROGRAMS[program].splitlines())
-        (run_dir / "training" / "program.py").write_text(f"{HEADER}run = Path({str(run_dir)!r})\n{body}\n")
+        body = indent(dedent(PROGRAMS[program]), "    ")
+        (run_dir / "training" / "program.py").write_text(PROGRAM.format(run=str(run_dir), body=body))
         env = here_env(str(run_dir), str(Path(sys.executable).parent), os.environ["PATH"], False, str(tmp_path))
         launch = Launch(
             run_id=run_dir.name,
@@ -151,6 +159,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
             stop_grace_s=stop_grace_s,
             data_disk=data_disk,
             deploy=deploy,
+            launcher=launcher,
             **({"models": models} if models else {}),
         )
         for name, text in launch_files(launch).items():

@@ -28,8 +28,9 @@ from training.models.lock import LOCK, disagreement, read_pins
 from training.models.names import name_of_folder
 from training.recipe.base import TINY, Base
 from training.recipe.recipe import Recipe, RecipeError
+from training.run.environment import ENV_FOLDER
 from training.run.folder import MODEL_RECORD, MODEL_SUMS, run_of, was_made_in
-from training.run.launch import ENV_FOLDER, Launch, LaunchError
+from training.run.launch import Launch, LaunchError
 from training.text.counts import size_text
 from training.text.files import (
     LICENCE,

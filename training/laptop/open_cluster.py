@@ -26,17 +26,9 @@ from training.laptop.head_node import Head, HereHead, RemoteHead
 from training.laptop.on_head import machines
 from training.laptop.on_head.machines import HardwareAnswer
 from training.plan.facts import Card, NodeHardware, slowest_first
+from training.run.environment import ENV_FOLDER, VISIBLE, debug_env, here_env, rank_env
 from training.run.folder import DATA_DISK, LOCAL_RUNS, was_made_in
-from training.run.launch import (
-    ENV_FOLDER,
-    VISIBLE,
-    Host,
-    Launch,
-    LaunchError,
-    debug_env,
-    here_env,
-    rank_env,
-)
+from training.run.launch import Host, Launch, LaunchError
 from training.text.files import figure_in
 
 TRAINS_HERE = "--here trains on this machine"
@@ -133,6 +125,7 @@ class Session:
             env=rank_env(str(run_dir), "cuda" if cuda else "cpu"),
             models=f"{DATA_DISK}/models",
             deploy=self.deploy,
+            launcher=self.settings.launch.launcher,
             data_disk=str(DATA_DISK),
             price_h=price_h,
             currency=currency,

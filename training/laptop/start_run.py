@@ -197,7 +197,7 @@ class StartRequest:
 def start(cluster: Session, request: StartRequest, now: datetime) -> str:
     """Ship, prepare, plan and start a new run; gives its id, empty where only the plan was asked for. Raises PlanError
     where the plan has errors: nothing is left then. What is started is a supervisor on the head
-    (training/node/supervision/supervise.py); on the nodes its launcher starts rank_start.py, which runs
+    (training/node/supervision/supervise.py); on the nodes its launcher starts fork_server.py, which runs
     training/node/finetune.py as a rank."""
     with locked_start(cluster) as lock, new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id:
         launch = cluster.launch_of(run_id, "training.node.finetune")

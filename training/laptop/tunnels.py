@@ -22,8 +22,9 @@ from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.new_run import SOURCE
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
+from training.run.environment import ENV_FOLDER
 from training.run.events import Told, WaitingRank
-from training.run.launch import ENV_FOLDER, Launch, LaunchError, parse_steps
+from training.run.launch import Launch, LaunchError, parse_steps
 from training.text.files import within
 
 USUAL_PORT = 6006

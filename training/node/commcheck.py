@@ -1,8 +1,8 @@
 """Do the nodes' collectives give right results, and how fast? Runs on the nodes.
 
-    python -m training.node.supervision.rank_start training.node.commcheck --run DIR
+    python -m training.node.commcheck --run DIR
 
-started by DeepSpeed's launcher as training is. NCCL on GPUs, gloo without. Rank 0 writes result.json into the run
+started once per rank, as training is. NCCL on GPUs, gloo without. Rank 0 writes result.json into the run
 folder.
 """
 
@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from training.node.device import DeviceError, device
 from training.node.heartbeat import join as join_ranks
-from training.node.supervision.rank_start import NODE_FILE
+from training.node.supervision.rank_process import NODE_FILE
 from training.run.causes import OF_CODE
 from training.run.comm_report import algbw_gbyte_s, busbw_gbyte_s
 from training.run.events import Failed, emit

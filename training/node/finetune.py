@@ -2,8 +2,8 @@
 
     python -m training.node.finetune --run /data/runs/RUN_ID [--resume [--force]]
 
-started once per GPU by training/node/supervision/rank_start.py, which the launcher starts with RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. Its exit code is one of training/text/problems.py.
+one per GPU, forked by training/node/supervision/fork_server.py with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT set. Its exit code is one of training/text/problems.py.
 """
 
 from __future__ import annotations

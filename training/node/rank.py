@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
-    """Who this process is, from what DeepSpeed's launcher sets; the heartbeat has the port after the master's."""
+    """Who this process is, from what the launcher sets; the heartbeat has the port after the master's."""
     return HeartbeatPlace(
         rank=int(environ.get("RANK", "0")),
         local_rank=int(environ.get("LOCAL_RANK", "0")),
@@ -43,7 +43,7 @@ def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
 
 
 class Rank:
-    """One rank of one run. rank_start keeps what it prints in its own log and passes it to the launcher."""
+    """One rank of one run. Who forked it keeps what it prints in its own log and passes it to the head."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

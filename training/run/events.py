@@ -1,6 +1,6 @@
 """What a rank tells its supervisor in values, beside what it says for people. Standard library only.
 
-A rank writes events into a pipe that rank_start has opened; rank_start passes each on to the head, in the launcher's
+A rank writes events into a pipe that its launcher has opened, which passes each on to the head, in the launcher's
 output, as a line of its own; the supervisor acts on them and keeps them in EVENTS of the run folder, JSON lines.
 """
 
@@ -103,12 +103,12 @@ def emit(event: Event) -> None:
 
 
 def line_of(event: Event) -> str:
-    """An event as rank_start passes it on."""
+    """An event as it is passed on to the head."""
     return MARK + json.dumps(_content(event))
 
 
 def parse_line(line: str) -> Event | None:
-    """The event in a line that rank_start passed on; None where it is the rank's own output."""
+    """The event in a line that was passed on; None where it is the rank's own output."""
     if line.startswith(MARK):
         with contextlib.suppress(*NO_EVENT):
             return _event(bounded_json(line.removeprefix(MARK)))

@@ -1,6 +1,7 @@
-"""What starts a run: hostfile, `.deepspeed_env`, the launcher's argv, the systemd unit. Pure.
+"""What starts a run: launch.json, the launcher's command lines, the systemd unit. Pure.
 
-The launcher is DeepSpeed's own: over pdsh where there are several nodes, directly where there is one.
+The launcher is spotune's own, a fork server on each node (training/node/supervision/fork_server.py), or DeepSpeed's:
+over pdsh where there are several nodes, directly where there is one.
 """
 
 from __future__ import annotations
@@ -15,29 +16,28 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from training.run.environment import VISIBLE
 from training.run.events import RUN_VARIABLE
 from training.run.folder import unit_of
 from training.text.files import bounded_json
 from training.text.problems import UNUSABLE, TrainingError, first_problem
 
-ENV_FOLDER = "/data/env"
 NO_DATA_DISK = (
     "no disk is mounted at {disk}, so nothing is written there; on a new machine, as on one that lost it, the base "
     "deploy mounts it: {deploy}"
 )
 """A node that came back without its data disk would fill its system disk."""
 NO_ENVIRONMENT = "there is no {python}; the base deploy makes the environment: {deploy}"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STOP_GRACE_S = 60
 """Shortest time that a stopped run's ranks have to finish their step, to save and to leave."""
 LONGEST_STOP_S = 3600
 """No stop waits longer than this, or than the plan said, however slow the steps turn out."""
 HANG_S = 300.0
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 MASTER_PORTS = range(29500, 29600)
 """On the head: the ranks meet at the first pair of these that is free, its even port for their rendezvous, the
 odd one behind it for their heartbeat. Outside the range the system picks from for outgoing connections. What
 the ranks then send each other goes over ports of the system's choice: between the nodes none may be closed."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 WARM_UP = 2
 """Steps before those that are profiled."""
 _STEPS = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)")
@@ -47,6 +47,9 @@ class LaunchError(TrainingError, RuntimeError):
     """A run cannot be started, followed or stopped; the message says why and what to do."""
 
     exit_code = UNUSABLE
+
+
+Launcher = Literal["spotune", "deepspeed"]
 
 
 @dataclass(frozen=True)
@@ -100,14 +103,29 @@ class Launch:
     """Of its report."""
     cluster: str = ""
     """The name of the cluster; empty: this machine."""
+    launcher: Launcher = "spotune"
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return sum(host.slots for host in self.hosts)
 
+    @property
+    def master_address(self) -> str:
+        """Where the ranks meet."""
+        return "127.0.0.1" if self.here else self.hosts[0].private_address
+
+    def ranks_of(self, host: str) -> range:
+        """The ranks that run on a node; they are numbered in the order of the hosts."""
+        before = 0
+        for each in self.hosts:
+            if each.name == host:
+                return range(before, before + each.slots)
+            before += each.slots
+        raise KeyError(host)
+
     def host_of(self, rank: int) -> Host:
-        """The node a rank runs on: DeepSpeed numbers them in hostfile order."""
+        """The node a rank runs on."""
         for host in self.hosts:
             if rank < host.slots:
                 return host
@@ -150,103 +168,6 @@ def hostfile(hosts: Sequence[Host]) -> str:
     return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
 
 
-AS_DEPLOYED = {
-    "PYTHONNOUSERSITE": "1",  # what `pip install --user` left in root's home
-    "PYTHONHOME": "",
-    "LD_LIBRARY_PATH": "",
-    "LD_PRELOAD": "",
-}
-"""On nodes, Python runs what was deployed and nothing else; an empty value is as good as none."""
-_OF_LAUNCHER = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    VISIBLE,
-}
-_OF_NODE = {
-    *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),  # for wandb
-}
-"""What a node may add. /etc/nccl.conf has room for all that NCCL and its network plugins read."""
-_OF_LOGIN = re.compile(
-    "_|PWD|OLDPWD|SHLVL|TERM|MAIL|MOTD_SHOWN|LS_COLORS|LESS(OPEN|CLOSE)|(SSH|DBUS|LC|XDG_SESSION)_.*|XDG_RUNTIME_DIR"
-)
-"""What every login over ssh has."""
-
-
-def env_on_node(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a rank that DeepSpeed's launcher started with `environ`, which has also what /etc/environment
-    and the shell's start-up files of the node say. On this machine that is the user's own, and stays."""
-    if launch.here:
-        return dict(environ)
-    return {name: environ[name] for name in environ if name in _OF_LAUNCHER | _OF_NODE} | dict(launch.env)
-
-
-def left_out(launch: Launch, environ: Mapping[str, str]) -> list[str]:
-    """What else a node's own files put into `environ`, by name: its ranks do not get it."""
-    return sorted(name for name in environ.keys() - env_on_node(launch, environ) if not _OF_LOGIN.fullmatch(name))
-
-
-def rank_env(run_dir: str, torch: Literal["cpu", "cuda"]) -> dict[str, str]:
-    """What every rank has in its environment.
-
-    NCCL reads /etc/nccl.conf by itself, and gloo's interface is set at rank start from the node's own
-    /etc/spotune/node.json, because interfaces may be called differently on each node.
-    """
-    env = {
-        **AS_DEPLOYED,
-        "PATH": f"{ENV_FOLDER}/bin:{SYSTEM_PATH}",  # torch looks for ninja there
-        "TORCH_EXTENSIONS_DIR": f"{ENV_FOLDER}/torch_extensions",
-        "OMP_NUM_THREADS": "1" if torch == "cpu" else "4",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",  # the shipped code stays as it was shipped
-        "DS_ENV_FILE": f"{run_dir}/.deepspeed_env",  # root's home may have a .deepspeed_env too
-        RUN_VARIABLE: run_dir,
-    }
-    if torch == "cpu":
-        # oneDNN keeps 1024 compiled kernels, and rows of many lengths each make theirs: a layer needs some dozens
-        return env | {"DS_ACCELERATOR": "cpu", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-    stem = flight_recorder_stem(run_dir)
-    return env | {
-        "DS_ACCELERATOR": "cuda",  # a node whose driver is broken fails, instead of training on its CPU
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # rows of many lengths would leave holes no row fits into
-        "NCCL_DEBUG": "INFO",  # some lines a rank at the start, for `fab logs --facts`
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its old name, which the pipe still asks for
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": stem,
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": stem,
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem,
-    }
-
-
-def debug_env() -> dict[str, str]:
-    """What a run with a debugger needs besides: `breakpoint()` goes there, and does nothing where none is attached;
-    NCCL's own watch must not end ranks that wait for the one that is stopped."""
-    return {
-        "PYTHONBREAKPOINT": "debugpy.breakpoint",
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # its warning is about the standard library only
-        "TORCH_NCCL_ENABLE_MONITORING": "0",
-    }
-
-
-def flight_recorder_stem(run_dir: str) -> str:
-    """Where NCCL's flight recorder writes, the rank's number appended."""
-    return f"{run_dir}/logs/nccl-trace-"
-
-
-def here_env(run_dir: str, python_folder: str, path: str, cuda: bool, home: str) -> dict[str, str]:
-    """What ranks on this machine have in their environment: its own Python, the loopback interface."""
-    env = rank_env(run_dir, "cuda" if cuda else "cpu")
-    return {name: value for name, value in env.items() if name not in AS_DEPLOYED} | {
-        "PATH": f"{python_folder}:{path}",
-        "TORCH_EXTENSIONS_DIR": f"{home}/.cache/spotune/torch_extensions",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
-
-
 def deepspeed_env(env: Mapping[str, str]) -> str:
     """The file DeepSpeed's pdsh runner exports from. It splits every line at `=`: a blank line crashes it."""
     for key, value in env.items():
@@ -255,8 +176,29 @@ def deepspeed_env(env: Mapping[str, str]) -> str:
     return "".join(f"{key}={value}\n" for key, value in env.items())
 
 
+def launcher_argv(launch: Launch, master_port: int) -> dict[str, list[str]]:
+    """The command lines that start a run's ranks, by node; all are run on the head, in the run folder, with
+    `launch.env` in the environment."""
+    if launch.launcher == "deepspeed":
+        return {launch.hosts[0].name: runner_argv(launch, master_port)}
+    return {host.name: fork_server_argv(launch, host) for host in launch.hosts}
+
+
+def fork_server_argv(launch: Launch, host: Host) -> list[str]:
+    """A node's fork server, over ssh but for the head's own. Nothing that a login on a node sets reaches its Python;
+    the mark of the run, by which its processes are found, is there from the start."""
+    program = ["-u", "-m", "training.node.supervision.fork_server", "--run", launch.run_dir, "--node", host.name]
+    if launch.here:
+        return [launch.python, *program]
+    clean = ["env", "-i", f"{RUN_VARIABLE}={launch.run_dir}", launch.python, "-sB", *program]
+    if host == launch.hosts[0]:
+        return clean
+    command = f"cd {shlex.quote(launch.run_dir)} && exec {shlex.join(clean)}"
+    return ["ssh", *SSH_OPTIONS, host.name, command]
+
+
 def runner_argv(launch: Launch, master_port: int) -> list[str]:
-    """The launcher's command line; run it in the run folder, with `launch.env` in the environment.
+    """The command line of DeepSpeed's launcher.
 
     Every rank is `python -m training.node.supervision.rank_start MODULE --run RUN_DIR ...`.
     """
@@ -265,14 +207,17 @@ def runner_argv(launch: Launch, master_port: int) -> list[str]:
     if launch.here or len(launch.hosts) == 1:
         # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
         # and puts these in CUDA_VISIBLE_DEVICES, whatever that was
-        named = launch.env.get(VISIBLE)
-        slots = named.split(",") if named else list(range(launch.world_size))
-        world = base64.urlsafe_b64encode(json.dumps({"localhost": slots}).encode()).decode()
+        world = base64.urlsafe_b64encode(json.dumps({"localhost": slots_of(launch, launch.hosts[0])}).encode()).decode()
         launcher = ["deepspeed.launcher.launch", f"--world_info={world}"]
     else:
         launcher = ["deepspeed.launcher.runner", f"--hostfile={launch.run_dir}/hostfile"]
-    address = "127.0.0.1" if launch.here else launch.hosts[0].private_address
-    return [launch.python, "-u", "-m", *launcher, f"--master_addr={address}", *common, *rank]
+    return [launch.python, "-u", "-m", *launcher, f"--master_addr={launch.master_address}", *common, *rank]
+
+
+def slots_of(launch: Launch, host: Host) -> list[str] | list[int]:
+    """The GPUs of a node, as CUDA_VISIBLE_DEVICES names them."""
+    named = launch.env.get(VISIBLE)
+    return named.split(",") if named else list(range(host.slots))
 
 
 def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:

@@ -9,8 +9,10 @@ ADDRESS = "SPOTUNE_TEST_FORKS"
 FAB = {"fabric": "fabric.__main__", "tests.support.paper_ssh": "tests.support.paper_ssh"}
 CODE = {"forked": "", "forked.peft": "-peft"}
 """Names that `python -m NAME CODE` takes for `python -c CODE` of a server."""
+FORK_SERVER = "training.node.supervision.fork_server"
 PROGRAMS = frozenset(
     {
+        FORK_SERVER,
         "deepspeed.launcher.launch",
         "tests.support.curve",
         "training.models.tiny",
@@ -84,6 +86,15 @@ def is_ours(module):
         return there.read() == ours.read()
 
 
+def forks_ours():
+    """Whether the ranks of the run in the current folder, which a fork server would import, run such a program."""
+    import json
+
+    with open("launch.json", "rb") as launch:
+        module = json.load(launch)["module"]
+    return module in PROGRAMS and is_ours(module)
+
+
 def begin():
     """Has this process stand for a forked one, where it is to run such a program as the servers would: they have no
     terminal."""
@@ -100,7 +111,7 @@ def begin():
         stand_for(address + CODE[argv[2]], "-c", argv[3:])
     elif "-m" in argv[1:4] and os.environ.get("DS_ACCELERATOR", "cpu") == "cpu":  # which the server has read
         after = argv.index("-m") + 1
-        if argv[after] in PROGRAMS and is_ours(argv[after]):
+        if argv[after] in PROGRAMS and is_ours(argv[after]) and (argv[after] != FORK_SERVER or forks_ours()):
             stand_for(address, argv[after], argv[after + 1 :])
 
 

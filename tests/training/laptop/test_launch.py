@@ -1,10 +1,11 @@
-"""What is handed to DeepSpeed's launcher and to systemd."""
+"""What is handed to the ranks' launcher and to systemd."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,21 +17,21 @@ import pytest
 from training.laptop import open_cluster
 from training.laptop.new_run import launch_files
 from training.models.names import load_recipe
-from training.node.supervision.rank_start import environment_of
+from training.node.supervision.rank_process import environment_of
+from training.run.environment import AS_DEPLOYED, left_out, parse_etc_environment, rank_env
+from training.run.folder import LAUNCH as LAUNCH_FILE
 from training.run.folder import RECIPE
 from training.run.launch import (
-    AS_DEPLOYED,
     LONGEST_STOP_S,
     Host,
     Launch,
     LaunchError,
     deepspeed_env,
-    env_on_node,
+    fork_server_argv,
     hostfile,
     launch_text,
-    left_out,
+    launcher_argv,
     parse_launch,
-    rank_env,
     runner_argv,
     sweep_command,
     unit_argv,
@@ -152,7 +153,7 @@ def test_values_that_the_export_line_would_change_are_refused(value: str):
         deepspeed_env({"NAME": value})
 
 
-def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_address():
+def test_deepspeeds_launcher_starts_several_nodes_over_the_hostfile_with_the_heads_private_address():
     assert runner_argv(LAUNCH, 29500) == [
         "/data/env/bin/python",
         "-u",
@@ -171,6 +172,7 @@ def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_addr
 
 
 SEEN = "import json, os, pathlib; pathlib.Path('seen.json').write_text(json.dumps(dict(os.environ)))"
+SEEN_BY = "seen-' + os.environ['RANK'] + '"
 OF_A_NODE = {
     **{"LD_LIBRARY_PATH": "/usr/local/cuda-12.1/lib64", "PYTHONHOME": "/opt/python", "PYTHONPATH": "/opt/old"},
     **{"NCCL_P2P_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth9", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "96"},
@@ -208,25 +210,63 @@ def test_a_rank_of_several_nodes_has_the_runs_environment_and_little_of_its_node
     assert not (set(OF_A_NODE) - set(env) - {"TMPDIR", "GLOO_SOCKET_IFNAME"}) - set(line.split())
 
 
+def test_a_rank_that_a_fork_server_starts_has_the_runs_environment_and_knows_its_place(tmp_path: Path):
+    env = {**rank_env(str(tmp_path), "cpu"), "PATH": os.environ["PATH"]}
+    hosts = (replace(HOSTS[0], slots=2), HOSTS[2])
+    launch = replace(LAUNCH, hosts=hosts, run_dir=str(tmp_path), module="seen", python=sys.executable, env=env)
+    (tmp_path / LAUNCH_FILE).write_text(launch_text(launch))
+    (tmp_path / "training").symlink_to(Path(open_cluster.__file__).parents[1])
+    (tmp_path / "seen.py").write_text(f"def main():\n    {SEEN.replace('seen.json', SEEN_BY)}\n")
+    argv, env_of_login = fork_server_argv(launch, hosts[0]), os.environ | OF_A_NODE
+    with subprocess.Popen(argv, cwd=tmp_path, env=env_of_login, stdin=subprocess.PIPE, text=True, bufsize=1) as server:
+        server.stdin.write("29500\n")
+        assert server.wait(60) == 0
+    for rank in ("0", "1"):
+        seen = json.loads((tmp_path / f"seen-{rank}").read_text())
+        place = {"MASTER_ADDR": "10.0.0.11", "MASTER_PORT": "29500", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
+        wanted = env | place | {"RANK": rank, "LOCAL_RANK": rank, "CUDA_VISIBLE_DEVICES": "0,1"}
+        assert seen.items() >= wanted.items()
+        assert not [name for name, value in OF_A_NODE.items() if seen.get(name) == value]
+
+
+def test_what_a_node_sets_for_all_its_users_is_read_as_pam_reads_it():
+    text = """# of the vendor
+    PATH="/usr/bin"
+export https_proxy='http://10.0.0.1:3128'  # a proxy
+TZ=Asia/Shanghai
+=nothing
+LANG
+"""
+    settings = {"PATH": "/usr/bin", "https_proxy": "http://10.0.0.1:3128", "TZ": "Asia/Shanghai"}
+    assert parse_etc_environment(text) == settings
+
+
 @pytest.mark.parametrize(("precision", "without"), [("dtype", "bitsandbytes"), ("nf4", None)])
-def test_only_ranks_with_weights_in_four_bits_find_bitsandbytes(tmp_path, monkeypatch, precision, without):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    for name, text in launch_files(LAUNCH).items():
-        (tmp_path / name).write_text(text)
+def test_only_ranks_with_weights_in_four_bits_find_bitsandbytes(tmp_path, precision, without):
     (tmp_path / RECIPE).write_text(load_recipe("tiny", {"base_precision": precision}).to_toml())
-    assert environment_of(tmp_path).get("SPOTUNE_WITHOUT") == without
+    assert environment_of(replace(LAUNCH, run_dir=str(tmp_path)), {}).get("SPOTUNE_WITHOUT") == without
 
 
 def test_what_a_login_has_anyway_is_no_setting_of_the_node():
     login = {"PWD": "/root", "OLDPWD": "/", "SHLVL": "1", "_": "/usr/bin/env", "MOTD_SHOWN": "pam"}
     login |= {"SSH_CONNECTION": "a", "XDG_SESSION_ID": "5", "HOME": "/root"}
-    assert left_out(LAUNCH, login | {"UCX_TLS": "tcp", "PWD_OF_MINE": "x"}) == ["PWD_OF_MINE", "UCX_TLS"]
+    assert left_out(LAUNCH.env, login | {"UCX_TLS": "tcp", "PWD_OF_MINE": "x"}) == ["PWD_OF_MINE", "UCX_TLS"]
 
 
 def test_on_this_machine_ranks_see_the_packages_and_libraries_that_the_command_sees(tmp_path):
     launch = open_cluster.launch_here(Path(RUN), "m", "/usr/bin", tmp_path)
     user = {"LD_LIBRARY_PATH": "/nix/lib", "PYTHONPATH": "/me"}
-    assert env_on_node(launch, user) == user and not launch.env.keys() & AS_DEPLOYED.keys()
+    assert environment_of(launch, user) == user and not launch.env.keys() & AS_DEPLOYED.keys()
+
+
+def test_a_fork_server_is_started_directly_on_the_head_and_over_ssh_elsewhere():
+    argv = launcher_argv(LAUNCH, 29500)
+    assert list(argv) == ["te1", "te2", "te3"]
+    program = [LAUNCH.python, "-sB", "-u", "-m", "training.node.supervision.fork_server", "--run", RUN, "--node"]
+    clean = ["env", "-i", f"SPOTUNE_RUN={RUN}", *program]
+    assert argv["te1"] == [*clean, "te1"]
+    assert argv["te2"][0] == "ssh" and argv["te2"][-2:] == ["te2", f"cd {RUN} && exec {shlex.join(clean)} te2"]
+    assert list(launcher_argv(replace(LAUNCH, launcher="deepspeed"), 29500)) == ["te1"]
 
 
 def test_deepspeeds_own_parser_takes_the_command_line():

@@ -22,7 +22,7 @@ from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_f
 from tests.support.waiting import as_soon_as, until
 from training.node.diagnosis.stacks import process_state
 from training.node.diagnosis.xid import parse_xid
-from training.node.supervision import supervise
+from training.node.supervision import launcher, supervise
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
 from training.node.supervision.nodes import NodeError, collect, link_results, master_port, ssh, write_reports
@@ -207,9 +207,12 @@ wait $!
 """
 
 
+BOTH = pytest.mark.parametrize("launcher", ["spotune", "deepspeed"])
+
+
 @pytest.fixture
-def start_over_pdsh(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Path, subprocess.Popen[bytes]]]:
-    """One rank on each of two nodes: real pdsh, DeepSpeed's real runner, a stand-in for ssh."""
+def start_on_nodes(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Path, subprocess.Popen[bytes]]]:
+    """One rank on each of two nodes, with a stand-in for ssh: real fork servers, or DeepSpeed's runner over pdsh."""
     if shutil.which("pdsh") is None or shutil.which("rsync") is None:
         pytest.skip("needs pdsh and rsync")
     tools, down = tmp_path / "tools", tmp_path / "down"
@@ -224,8 +227,9 @@ def start_over_pdsh(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[P
     return lambda program, **more: start(program, hosts=hosts, here=False, **{"data_disk": "/", **more})
 
 
-def test_over_pdsh_ranks_get_the_environment_and_a_run_finishes(start_over_pdsh):
-    run_dir, supervisor = start_over_pdsh("shows_its_environment")
+@BOTH
+def test_ranks_on_nodes_get_the_environment_and_a_run_finishes(start_on_nodes, launcher):
+    run_dir, supervisor = start_on_nodes("shows_its_environment", launcher=launcher)
     assert supervisor.wait(120) == 0
     assert status_of(run_dir).state == "finished"
     for rank in (0, 1):
@@ -233,11 +237,11 @@ def test_over_pdsh_ranks_get_the_environment_and_a_run_finishes(start_over_pdsh)
     assert "te2: [1] omp 1" in (run_dir / "logs" / "launcher.log").read_text()
 
 
-def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_over_pdsh, tmp_path: Path):
+def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_on_nodes, tmp_path: Path):
     disk = tmp_path / "not a mount point"
     disk.mkdir()
     deploy = "pyinfra -y inventory/static.py deploy/base.py"
-    run_dir, supervisor = start_over_pdsh("finishes", data_disk=str(disk), deploy=deploy)
+    run_dir, supervisor = start_on_nodes("finishes", data_disk=str(disk), deploy=deploy)
     assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.reason == (
@@ -325,8 +329,9 @@ def make_supervisor(run: Path) -> Supervisor:
     return Supervisor(run)
 
 
-def test_over_pdsh_a_killed_rank_is_named_with_its_node(start_over_pdsh):
-    run_dir, supervisor = start_over_pdsh("waits")
+@BOTH
+def test_a_killed_rank_is_named_with_its_node(start_on_nodes, launcher):
+    run_dir, supervisor = start_on_nodes("waits", launcher=launcher)
     wait_for_output(run_dir, 0, "waiting 0")
     wait_for_output(run_dir, 1, "waiting 1")
     os.kill(pid_of_rank(run_dir, 1), signal.SIGKILL)
@@ -335,8 +340,9 @@ def test_over_pdsh_a_killed_rank_is_named_with_its_node(start_over_pdsh):
     assert processes_of(str(run_dir)) == []
 
 
-def test_over_pdsh_a_node_whose_connection_ends_is_named(start_over_pdsh):
-    run_dir, supervisor = start_over_pdsh("waits")
+@BOTH
+def test_a_node_whose_connection_ends_is_named(start_on_nodes, launcher):
+    run_dir, supervisor = start_on_nodes("waits", launcher=launcher)
     wait_for_output(run_dir, 1, "waiting 1")
     wait_for_output(run_dir, 0, "waiting 0")
     (run_dir.parent / "down" / "te2").touch()
@@ -346,8 +352,8 @@ def test_over_pdsh_a_node_whose_connection_ends_is_named(start_over_pdsh):
     assert "was lost" in status.reason
 
 
-def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_over_pdsh):
-    run_dir, supervisor = start_over_pdsh("waits")
+def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_on_nodes):
+    run_dir, supervisor = start_on_nodes("waits", launcher="deepspeed")
     wait_for_output(run_dir, 1, "waiting 1")
     wait_for_output(run_dir, 0, "waiting 0")
     pdsh = next(pid for pid in processes_of(str(run_dir)) if Path(f"/proc/{pid}/comm").read_text().startswith("pdsh"))
@@ -359,10 +365,10 @@ def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_ove
     assert processes_of(str(run_dir)) == []
 
 
-def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_over_pdsh):
+def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_on_nodes):
     down = Path(os.environ["SPOTUNE_TEST_DOWN"])
     (down / "te2").touch()
-    run_dir, supervisor = start_over_pdsh("finishes")
+    run_dir, supervisor = start_on_nodes("finishes")
     assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert status.failed_node == "te2"
@@ -397,7 +403,7 @@ def a_run_here(run: Path, monkeypatch, command: str, ranks: int = 1) -> Supervis
     hosts = (Host("localhost", "127.0.0.1", ranks),)
     launch = Launch(run.name, str(run), hosts, "training.program", (), sys.executable, {}, here=True, hang_s=0)
     (run / "launch.json").write_text(launch_text(launch))
-    monkeypatch.setattr(supervise, "runner_argv", lambda launch, port: ["sh", "-c", command])
+    monkeypatch.setattr(launcher, "launcher_argv", lambda launch, port: {"localhost": ["sh", "-c", command]})
     return Supervisor(run, run.parent / "notices")
 
 
@@ -414,7 +420,7 @@ def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch
     monkeypatch.setattr(supervisor, "_ask_to_stop", lambda: asked.append(len(taken)))
     assert supervisor.main() == 0
     assert len(asked) == 1 and 100 <= asked[0] < len(taken)
-    assert max(taken) == taken[0] == LINE_BYTES and supervisor.events.maxsize == QUEUED
+    assert max(taken) == taken[0] == LINE_BYTES and supervisor.lines.maxsize == QUEUED
     assert (supervisor.run_dir / "logs" / "launcher.log").read_bytes().count(b"x" * 3_000_000) == 1
 
 
@@ -466,13 +472,13 @@ def test_without_an_inode_the_ranks_are_asked_to_stop_and_the_last_status_is_wri
 def test_a_supervisor_outlives_a_disk_that_becomes_read_only_and_names_it(small_disk, monkeypatch, capfd):
     failed = "echo \"[0] OSError: [Errno 30] Read-only file system: 'x'\"; echo '[0] "
     supervisor = a_run_here(small_disk / RUN, monkeypatch, f"{failed}{line_of(Ended(1))}'")
-    argv = supervise.runner_argv(supervisor.launch, 0)
+    argv = launcher.launcher_argv(supervisor.launch, 0)
 
-    def becomes_read_only(launch: Launch, port: int) -> list[str]:
+    def becomes_read_only(launch: Launch, port: int) -> dict[str, list[str]]:
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
         return argv
 
-    monkeypatch.setattr(supervise, "runner_argv", becomes_read_only)
+    monkeypatch.setattr(launcher, "launcher_argv", becomes_read_only)
     assert supervisor.main() == 1
     assert supervisor.status.cause == Cause("disk_read_only", code=1) and supervisor.status.ended
     assert "its disk is read-only" in capfd.readouterr().err

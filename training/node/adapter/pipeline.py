@@ -1,8 +1,8 @@
 """A model too big for one card answers on all of them: each rank holds some of its layers. Runs on the nodes.
 
-    python -m training.node.supervision.rank_start training.node.adapter.pipeline --run DIR
+    python -m training.node.adapter.pipeline --run DIR
 
-started by DeepSpeed's launcher as training is. The run folder's questions.json says what to ask which model;
+started once per rank, as training is. The run folder's questions.json says what to ask which model;
 its `adapter`, where there is one, is the tuned one's. What goes over the network is one hidden state a token from
 rank to rank, and the token chosen. Rank 0 writes result.json.
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from training.node.diagnosis.progress import read_progress
-from training.run.launch import flight_recorder_stem
+from training.run.environment import flight_recorder_stem
 
 PY_SPY_S = 20.0
 RECORDER_S = 10.0

@@ -1,8 +1,8 @@
 """One start, many questions: every rank's device, the network, the kernels, every strategy; then out of memory.
 
-    python -m training.node.supervision.rank_start training.node.prove.walk --run DIR
+    python -m training.node.prove.walk --run DIR
 
-started by DeepSpeed's launcher as training is. asked.json in the run folder says how much. Rank 0 writes result.json
+started once per rank, as training is. asked.json in the run folder says how much. Rank 0 writes result.json
 after each outcome, so that an end before the last one costs those after it only. In the end of all the last rank asks
 for more memory than there is: the verdict must name it.
 """

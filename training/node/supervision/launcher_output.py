@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -27,31 +28,63 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def pass_on(stream: IO[bytes], log_file: Path, lines: queue.Queue[str], ended: threading.Event) -> None:
-    """Thread: all of it into the log, as far as that can be written; each line's beginning to `lines` until `ended`."""
-    log, begins = None, True
-    try:
-        log = log_file.open("ab", buffering=0)
-        log.write(f"\n{LAUNCH_MARK}\n".encode())
-    except OSError as error:
-        say(f"{log_file.name}: {error}")
-    for piece in iter(lambda: stream.readline(LINE_BYTES), b""):
+@dataclass(frozen=True)
+class HostEnd:
+    """A node's launcher has ended, and all that it said came before."""
+
+    host: str
+    code: int
+    """Its exit code; ssh's own where the connection ended."""
+
+
+Lines = queue.Queue[str | HostEnd]
+
+
+class Log:
+    """The launcher's log, to which several threads append; a disk that cannot be written is said once."""
+
+    def __init__(self, path: Path) -> None:
+        self._name, self._file = path.name, None
+        with self._saying():
+            self._file = path.open("ab", buffering=0)
+            self._file.write(f"\n{LAUNCH_MARK}\n".encode())
+
+    def write(self, data: bytes) -> None:
+        with self._saying():
+            if self._file:
+                self._file.write(data)
+
+    @contextlib.contextmanager
+    def _saying(self) -> Iterator[None]:
         try:
-            if log:
-                log.write(piece)
+            yield
         except OSError as error:
-            log = None
-            say(f"{log_file.name}: {error}")
-        while begins and not ended.is_set():
-            with contextlib.suppress(queue.Full):
-                lines.put(piece.decode("utf-8", errors="replace").rstrip("\r\n"), timeout=WAIT_S)
-                break
-        begins = piece.endswith(b"\n")
-    if log:
-        log.close()
+            self._file = None
+            say(f"{self._name}: {error}")
 
 
-def waiting(lines: queue.Queue[str]) -> Iterator[str]:
+def pass_on(stream: IO[bytes], log: Log, lines: Lines, ended: threading.Event, host: str = "") -> None:
+    """All of it into the log, as far as that can be written; each line's beginning to `lines` until `ended`. `host`:
+    whose lines they are, where several nodes' come together."""
+    begins, mark = True, f"{host}: ".encode() if host else b""
+    for piece in iter(lambda: stream.readline(LINE_BYTES), b""):
+        whole = piece.endswith(b"\n")
+        line = mark + piece + (b"\n" if host and not whole else b"")
+        log.write(line)
+        if begins:
+            put(lines, line.decode("utf-8", errors="replace").rstrip("\r\n"), ended)
+        begins = whole
+
+
+def put(lines: Lines, each: str | HostEnd, ended: threading.Event) -> None:
+    """Until `ended`, wait for room."""
+    while not ended.is_set():
+        with contextlib.suppress(queue.Full):
+            lines.put(each, timeout=WAIT_S)
+            return
+
+
+def waiting(lines: Lines) -> Iterator[str | HostEnd]:
     """Those that wait, as many as fit into a turn."""
     until, wait_s = time.monotonic() + WAIT_S + TURN_S, WAIT_S
     with contextlib.suppress(queue.Empty):

@@ -18,7 +18,7 @@ from training.run.checkpoint_files import FetchError, link_checkpoint
 from training.run.folder import CHECKPOINTS, HANG, METRICS, PROFILE, STATUS, STOP
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
-from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, Host, Launch, sweep_command
+from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, SSH_OPTIONS, Host, Launch, sweep_command
 from training.text.files import Frame
 
 PING_TIMEOUT_S = 3.0
@@ -47,7 +47,7 @@ def master_port(head: str, skip: int = 0) -> int:
 def ssh(node: str, command: str, timeout_s: float) -> str:
     """What a command on a node printed, reached by its ssh_config; raises NodeError with ssh's own words."""
     frame = Frame()
-    argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, frame.around(command)]
+    argv = ["ssh", *SSH_OPTIONS, node, frame.around(command)]
     answer, _ = frame.split(output_of(argv, node, timeout_s))
     return answer or ""
 

@@ -16,7 +16,6 @@ import queue
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -31,7 +30,8 @@ from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import nodes
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
-from training.node.supervision.launcher_output import QUEUED, pass_on, say, waiting
+from training.node.supervision.launcher import Launcher
+from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, say, waiting
 from training.node.supervision.nodes import (
     PING_TIMEOUT_S,
     RESERVE,
@@ -47,9 +47,9 @@ from training.node.supervision.nodes import (
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
 from training.run.events import EVENTS, OffPlan, Told, row_of
-from training.run.folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+from training.run.folder import LAUNCH, PROFILE, STATUS, STOP, Status, status_text, write_atomically
 from training.run.history import note_end, note_start
-from training.run.launch import LONGEST_STOP_S, STOP_GRACE_S, Host, Launch, parse_launch, runner_argv, sweep_command
+from training.run.launch import LONGEST_STOP_S, STOP_GRACE_S, Host, Launch, parse_launch, sweep_command
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
 STATUS_EVERY_S = 5.0
@@ -69,7 +69,7 @@ class Supervisor:
         self.run_dir = run_dir
         self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self.seen = Observation(self.launch)
-        self.events: queue.Queue[str] = queue.Queue(QUEUED)
+        self.lines: Lines = queue.Queue(QUEUED)
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.ended = threading.Event()
         self.stop_requested_at: float | None = None
@@ -144,20 +144,8 @@ class Supervisor:
     def _supervise(self) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
         skip = os.getpid() if self.launch.here else 0
-        argv = runner_argv(self.launch, master_port(self.launch.hosts[0].name, skip))
-        say(shlex.join(argv))
-        launcher = subprocess.Popen(
-            argv,
-            cwd=self.run_dir,
-            env={**os.environ, **self.launch.env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert launcher.stdout is not None
-        output = (launcher.stdout, self.run_dir / LAUNCHER_LOG, self.events, self.ended)
-        threading.Thread(target=pass_on, args=output, daemon=True).start()
+        port = master_port(self.launch.hosts[0].name, skip)
+        launcher = Launcher(self.launch, port, self.lines, self.ended)
         for host in () if self.launch.here else self.launch.hosts[1:]:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
@@ -202,7 +190,7 @@ class Supervisor:
             misses = 0 if reachable else misses + 1
         self.lost.put(host.name)
 
-    def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
+    def _watch(self, launcher: Launcher) -> None:
         """Until the run has ended, one way or another."""
         failed_at: float | None = None
         ended_at: float | None = None
@@ -223,7 +211,7 @@ class Supervisor:
                 self.seen.hung = hang.ask_why(self.launch, self.seen.started, silent_s)
             if self.seen.all_ended or launcher.poll() is not None:
                 ended_at = ended_at or now
-                if self.events.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
+                if self.lines.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
                     return
 
     def _heed_notices(self) -> None:
@@ -244,8 +232,10 @@ class Supervisor:
 
     def _take_event(self) -> None:
         """The lines that wait, as many as fit into a turn; then what does not wait behind them."""
-        for line in waiting(self.events):
-            if rank_event := self.seen.take(line):
+        for line in waiting(self.lines):
+            if isinstance(line, HostEnd):
+                self.seen.node_codes[line.host] = line.code
+            elif rank_event := self.seen.take(line):
                 self._keep(rank_event)
                 event = rank_event.event
                 if isinstance(event, OffPlan):  # whoever looks from outside is to know
@@ -278,14 +268,9 @@ class Supervisor:
         except OSError as error:
             say(f"{EVENTS}: {error}")
 
-    def _end_all(self, launcher: subprocess.Popen[bytes]) -> None:
-        """No rank is left on any node that answers.
-
-        The launcher goes first and without a word: asked kindly, DeepSpeed's runner would `pkill` by pattern.
-        """
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+    def _end_all(self, launcher: Launcher) -> None:
+        """No rank is left on any node that answers. The launcher goes first."""
+        launcher.kill()
         if self.launch.here:
             sweep(str(self.run_dir))
             return

@@ -28,9 +28,10 @@ from training.node.diagnosis.on_rank import collective_timeout_s
 from training.node.diagnosis.progress import PATIENCE_S, debugged, read_progress
 from training.node.heartbeat import late_ranks
 from training.recipe.base import TINY
+from training.run.environment import debug_env
 from training.run.events import EVENTS, Ended, Started, Told, WaitingRank, row_of
 from training.run.folder import METRICS
-from training.run.launch import LaunchError, debug_env
+from training.run.launch import LaunchError
 from training.text.files import ORIGIN, SUMS, sha256_of, sums_of, sums_text
 
 ROOT = Path(__file__).parents[4]

@@ -28,9 +28,10 @@ from training.node.diagnosis.hang import (
 from training.node.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
 from training.node.diagnosis.stacks import parse_recorder, process_state, short_path
 from training.node.supervision.end_processes import processes_of
+from training.run.environment import here_env, rank_env
 from training.run.events import EVENTS, Started, parse_rows
 from training.run.folder import parse_status
-from training.run.launch import Host, Launch, here_env, rank_env
+from training.run.launch import Host, Launch
 
 ROOT = Path(__file__).parents[4]
 

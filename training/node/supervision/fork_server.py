@@ -1,0 +1,116 @@
+"""What spotune's launcher starts once per node: it imports the ranks' program once and forks a process for each rank.
+
+    python -m training.node.supervision.fork_server --run DIR --node NAME
+
+waits for a line on standard input, the port where the ranks meet, and passes on what they say (rank_process.py). At the
+end of standard input it kills them: whoever watches over them is gone. Where the imports have begun to use the GPU's
+driver, or a thread runs, a fork would not be whole: a rank then imports the program by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib
+import os
+import pwd
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from training.node.supervision.rank_process import RankProcess, environment_of, fork_rank, watch
+from training.run.environment import VISIBLE, left_out, parse_etc_environment
+from training.run.folder import LAUNCH
+from training.run.launch import Launch, parse_launch, slots_of
+
+_ETC_ENVIRONMENT = Path("/etc/environment")
+_CUDA_NOT_INITIALIZED = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    arguments = parser.parse_args()
+    launch = parse_launch((arguments.run / LAUNCH).read_text(encoding="utf-8"))
+    _take_environment(launch)
+    program = _imported(launch.module)
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    os.environ |= _common_place(launch, arguments.node, int(line))
+    ranks = list[RankProcess]()
+    for local_rank, number in enumerate(launch.ranks_of(arguments.node)):
+        process = fork_rank(number, arguments.run)
+        if process is None:
+            os.environ |= {"RANK": str(number), "LOCAL_RANK": str(local_rank)}
+            return _run(launch, program)
+        ranks.append(process)
+    watch(ranks, attached=sys.stdin.fileno())
+    return 0
+
+
+def _take_environment(launch: Launch) -> None:
+    """The ranks' environment, before anything is imported that reads it; what else this node sets is named."""
+    environ = dict(os.environ) if launch.here else _of_login()
+    env = environment_of(launch, environ)
+    if not launch.here and (dropped := left_out(launch.env, environ)):
+        print("of this node's environment its ranks do not get", *dropped, flush=True)
+    os.environ.clear()
+    os.environ |= env
+
+
+def _of_login() -> dict[str, str]:
+    """What a login on this node has, however this program was started: its user's, and what /etc/environment sets."""
+    user = pwd.getpwuid(os.getuid())
+    try:
+        settings = parse_etc_environment(_ETC_ENVIRONMENT.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        settings = {}
+    names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+    return {"LANG": "C.UTF-8", **settings, **names}
+
+
+def _imported(module: str) -> ModuleType | None:
+    """The ranks' program with all it imports; None where a rank has to import it by itself, and says why it cannot."""
+    try:
+        program = importlib.import_module(module)
+    except Exception:
+        return None
+    gc.freeze()  # a collection in a rank must not copy the pages of what is shared
+    return program if threading.active_count() == 1 and not driver_started() else None
+
+
+def driver_started() -> bool:
+    """Whether this process has begun to use the GPU's driver, which no fork of it could go on with."""
+    if "libcuda.so" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
+        return False
+    count = ctypes.c_int()
+    return int(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))) != _CUDA_NOT_INITIALIZED
+
+
+def _common_place(launch: Launch, node: str, port: int) -> dict[str, str]:
+    """What tells the ranks of a node where they are among all, in the names that torchrun and DeepSpeed use."""
+    host = next(each for each in launch.hosts if each.name == node)
+    return {
+        "MASTER_ADDR": launch.master_address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(host.slots),
+        VISIBLE: ",".join(map(str, slots_of(launch, host))),
+    }
+
+
+def _run(launch: Launch, program: ModuleType | None) -> int:
+    """The ranks' program, in the rank."""
+    words = ["--run", launch.run_dir, *launch.arguments]
+    if program is None:
+        os.execv(sys.executable, [sys.executable, "-u", "-m", launch.module, *words])
+    sys.argv = [str(program.__file__), *words]
+    return int(program.main() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
