@@ -59,6 +59,7 @@ MAY = (
             "training.text",
             "training.models",
             "training.recipe",
+            "training.run.environment",
             "training.run.events",
             "training.run.launch",
             "training.run.notices",
