@@ -27,7 +27,10 @@ LOCALHOST = (Host("localhost", "127.0.0.1", 2),)
 
 PROGRAMS = {
     "finishes": "print('done', rank)",
-    "shows_its_environment": "print('omp', os.environ['OMP_NUM_THREADS'], 'run', os.environ['SPOTUNE_RUN'])",
+    "shows_its_environment": """
+        print('omp', os.environ['OMP_NUM_THREADS'], 'run', os.environ['SPOTUNE_RUN'])
+        print('parent', os.getppid())
+    """,
     "trains": """
         from training.node import finetune
         sys.argv[1:] = ['--run', str(run)]
@@ -141,6 +144,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
         models: str = "",
         deploy: str = "",
         launcher: str = "spotune",
+        early: bool = False,
         before: Callable[[Path], None] = lambda run_dir: None,
     ) -> tuple[Path, subprocess.Popen[bytes]]:
         shutil.copytree(SOURCE, run_dir / "training", ignore=shutil.ignore_patterns("__pycache__"))
@@ -165,9 +169,9 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
         for name, text in launch_files(launch).items():
             (run_dir / name).write_text(text)
         before(run_dir)
-        notices = ["--notices", str(tmp_path / "notices")]
+        more = ["--notices", str(tmp_path / "notices"), *(["--early"] if early else [])]
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run_dir), *notices],
+            [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run_dir), *more],
             cwd=run_dir,
             env={name: value for name, value in os.environ.items() if forked or name != ADDRESS},
         )

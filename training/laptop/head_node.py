@@ -42,7 +42,7 @@ from inventory.node_program import Program, ProgramError
 from inventory.nodes import Node
 from training.laptop.on_head import fs, machines, run_folders, words
 from training.laptop.on_head.run_folders import version_of
-from training.run.folder import REMOTE_RUNS, STATUS, STOP
+from training.run.folder import GO, REMOTE_RUNS, STATUS, STOP
 from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
 from training.text.files import SFTP_GARBAGE, bounded_json, within
 from training.text.problems import FAILED
@@ -177,8 +177,12 @@ class Head(Protocol):
     def put(self, archive: Path, folder: Path) -> None:
         """Unpack a local tar into a folder there."""
 
+    def start_early(self, launch: Launch) -> None:
+        """Start the supervisor of a run whose code is in place, detached: it readies the nodes and waits for `start` or
+        until the lock of starts is given back."""
+
     def start(self, launch: Launch) -> None:
-        """Start the supervisor of a run whose folder is in place, detached."""
+        """Begin a run whose folder is in place."""
 
     def talk(self, command: str) -> Program:
         """Start a program, as root, and talk with it. Raises HeadError."""
@@ -258,6 +262,9 @@ class RemoteHead:
                 f"{self.name}: the run's files could not be sent: {error or type(error).__name__}"
             ) from error
 
+    def start_early(self, launch: Launch) -> None:
+        self.ask(run_folders.start_early, unit_argv(launch, early=True))
+
     def start(self, launch: Launch) -> None:
         if not self.ask(run_folders.start, launch.run_dir, unit_argv(launch), ANSWER_S):
             raise HeadError(f"{self.name}: {NOT_STARTED.format(folder=launch.run_dir)}")
@@ -308,6 +315,7 @@ class HereHead:
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs.resolve()
+        self._early: subprocess.Popen[bytes] | None = None
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         try:
@@ -333,19 +341,15 @@ class HereHead:
         how: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.11.4
         shutil.unpack_archive(archive, folder, "gztar", **how)
 
+    def start_early(self, launch: Launch) -> None:
+        self._early = _supervisor(launch, early=True)
+
     def start(self, launch: Launch) -> None:
         folder = Path(launch.run_dir)
         (folder / STOP).unlink(missing_ok=True)
         before = version_of(folder / STATUS)  # stays until there is another: a run without one is not found
-        with (folder / "logs" / "supervisor.log").open("ab") as log:
-            supervisor = subprocess.Popen(
-                supervisor_argv(launch),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        (folder / GO).touch()
+        supervisor = self._early if self._early and self._early.poll() is None else _supervisor(launch)
         # the status says who the supervisor is: without one a look would take the run for lost
         deadline, over = time.monotonic() + ANSWER_S, False
         while version_of(folder / STATUS) == before:
@@ -359,3 +363,17 @@ class HereHead:
 
     def close(self) -> None:
         """There is no connection."""
+
+
+def _supervisor(launch: Launch, early: bool = False) -> subprocess.Popen[bytes]:
+    """A run's supervisor on this machine, started."""
+    folder = Path(launch.run_dir)
+    with (folder / "logs" / "supervisor.log").open("ab") as log:
+        return subprocess.Popen(
+            supervisor_argv(launch, early),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )

@@ -49,6 +49,10 @@ class StartLock:
         self._head, self._talk, self._messages = head, talk, talk.messages()
         self._one_at_a_time = threading.Lock()
 
+    def start_early(self, launch: Launch) -> None:
+        """Let the nodes of a run whose code is on the head get ready meanwhile."""
+        self._head.start_early(launch)
+
     def start_supervisor(self, launch: Launch, *, resumed: bool = False) -> None:
         """Start a run whose folder is ready. HeadError where the lock is somebody else's meanwhile."""
         self.refuse_lost()

@@ -201,10 +201,13 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
     training/node/finetune.py as a rank."""
     with locked_start(cluster) as lock, new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id:
         launch = cluster.launch_of(run_id, "training.node.finetune")
+        new_run.upload_new_run(cluster.head, launch, {RECIPE: request.recipe.to_toml()})
+        if not request.dry:
+            lock.start_early(launch)
         launch, nodes = with_slowest_first(launch, hardware_of_nodes(cluster.head, launch))
         base = _base_model(cluster, launch, request)
         print(_what_starts(launch, request.data), flush=True)
-        _upload_run(cluster.head, launch, request, base)
+        _upload_data(cluster.head, launch, request, base)
         report = _prepare_data(cluster.head, launch, request.data)
         plan = _plan(request, read_facts(report, nodes, preparing.measured_speeds(cluster, launch, nodes)))
         _show_decision(plan, request.dry)
@@ -237,10 +240,9 @@ def _what_starts(launch: Launch, data: TrainingData) -> str:
     return f"{launch.run_id}: {records}, {ranks}" + (ignored and f"\n{shown(ignored)}")
 
 
-def _upload_run(head: Head, launch: Launch, request: StartRequest, base: BaseModel) -> None:
-    """Code, recipe and data into the run's folder, and the adapter that it begins with."""
-    files = {RECIPE: request.recipe.to_toml(), **base.files, **request.data.shipped}
-    new_run.upload_new_run(head, launch, files)
+def _upload_data(head: Head, launch: Launch, request: StartRequest, base: BaseModel) -> None:
+    """The data into the run's folder, and the adapter that it begins with."""
+    new_run.upload(head, launch, {**base.files, **request.data.shipped})
     if request.earlier:
         request.earlier.put(head, launch)
         print(f"begins with {request.earlier.stages[-1].words}, and a new optimizer", flush=True)

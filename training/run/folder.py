@@ -58,6 +58,8 @@ PREPARING = "preparing"
 """In the folder of a run that is not started yet; one that stays is of a start that was interrupted."""
 CLAIM = "claim"
 """What that file is called once the run is ready: it tells this run from every other of the same id."""
+GO = "go"
+"""There once a run that was started early is to begin."""
 PROFILE = "profile"
 TRACE, SUMMARY = MERGED = ("trace.json.gz", "summary.txt")
 """Made of all ranks' profiles, in the folder of that name."""

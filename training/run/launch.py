@@ -232,12 +232,14 @@ def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> st
     return f'test -d {folder}/training || {{ echo {clean}; exit 0; }}; {python}; cd {folder} && "$python" {program}'
 
 
-def supervisor_argv(launch: Launch) -> list[str]:
-    """The supervisor's command line; run it in the run folder, where the shipped `training` is."""
-    return [launch.python, "-u", "-m", "training.node.supervision.supervise", "--run", launch.run_dir]
+def supervisor_argv(launch: Launch, early: bool = False) -> list[str]:
+    """The supervisor's command line; run it in the run folder, where the shipped `training` is. `early`: the run is not
+    to begin yet."""
+    program = ["-u", "-m", "training.node.supervision.supervise", "--run", launch.run_dir]
+    return [launch.python, *program, *(["--early"] if early else [])]
 
 
-def unit_argv(launch: Launch) -> list[str]:
+def unit_argv(launch: Launch, early: bool = False) -> list[str]:
     """systemd-run for the supervisor: it outlives every terminal, and its unit name says the run.
 
     KillMode=mixed: a stop reaches the supervisor alone, which ends the ranks in order. pdsh would otherwise
@@ -246,7 +248,7 @@ def unit_argv(launch: Launch) -> list[str]:
     properties = {
         "WorkingDirectory": launch.run_dir,
         "KillMode": "mixed",
-        "TimeoutStopSec": str(max(launch.stop_grace_s, LONGEST_STOP_S) + 60),  # the supervisor itself ends it before
+        "TimeoutStopSec": "1d",  # the supervisor itself ends it before, by the plan
         "StandardOutput": f"append:{launch.run_dir}/logs/supervisor.log",
         "StandardError": f"append:{launch.run_dir}/logs/supervisor.log",
         "Environment": "PYTHONNOUSERSITE=1",  # as for the ranks
@@ -259,5 +261,5 @@ def unit_argv(launch: Launch) -> list[str]:
         "--collect",  # a failed run must not keep its unit name from a resume
         "--quiet",
         *(f"--property={key}={value}" for key, value in properties.items()),
-        *supervisor_argv(launch),
+        *supervisor_argv(launch, early),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -18,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import with_checkpoint
+from tests.support.forks.sitecustomize import FORK_SERVER
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for_output
 from tests.support.waiting import as_soon_as, until
 from training.node.diagnosis.stacks import process_state
@@ -29,8 +32,9 @@ from training.node.supervision.nodes import NodeError, collect, link_results, ma
 from training.node.supervision.supervise import Supervisor
 from training.run.causes import Cause
 from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
+from training.run.folder import LAUNCH_MARK
 from training.run.history import read_starts
-from training.run.launch import MASTER_PORTS, Host, Launch, launch_text
+from training.run.launch import MASTER_PORTS, Host, Launch, launch_text, parse_launch
 from training.run.notices import release_text
 from training.text.problems import PEER_LOST
 
@@ -237,6 +241,60 @@ def test_ranks_on_nodes_get_the_environment_and_a_run_finishes(start_on_nodes, l
     assert "te2: [1] omp 1" in (run_dir / "logs" / "launcher.log").read_text()
 
 
+def fork_servers(run_dir: Path) -> list[int]:
+    """Pids of those that wait for their port."""
+    waiting = []
+    for pid in processes_of(str(run_dir)):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            waiting += [pid] if words[0] == sys.executable and FORK_SERVER in words else []
+    return waiting
+
+
+@pytest.fixture
+def lock_of_starts(tmp_path: Path) -> Iterator[int]:
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield lock
+    os.close(lock)
+
+
+def test_a_run_that_was_started_early_begins_when_it_is_told_by_the_processes_that_wait(start_on_nodes, lock_of_starts):
+    run_dir, supervisor = start_on_nodes("shows_its_environment", early=True)
+    until(lambda: len(fork_servers(run_dir)) == 2, "fork servers on both nodes")
+    waiting = fork_servers(run_dir)
+    assert not (run_dir / "status.json").exists()
+    (run_dir / "go").touch()
+    assert supervisor.wait(120) == 0
+    assert status_of(run_dir).state == "finished" and not (run_dir / "go").exists()
+    log = (run_dir / "logs" / "launcher.log").read_text()
+    assert log.count(LAUNCH_MARK) == 1 and {f"parent {pid}" for pid in waiting} == set(re.findall("parent .*", log))
+
+
+def test_ranks_import_their_program_anew_where_the_plan_changed_what_they_are(start_on_nodes, lock_of_starts):
+    run_dir, supervisor = start_on_nodes("shows_its_environment", early=True)
+    until(lambda: len(fork_servers(run_dir)) == 2, "fork servers on both nodes")
+    launch = parse_launch((run_dir / "launch.json").read_text())
+    changed = replace(launch, env={**launch.env, "OMP_NUM_THREADS": "2"}, hosts=launch.hosts[::-1])
+    (run_dir / "launch.json").write_text(launch_text(changed))
+    (run_dir / "go").touch()
+    assert supervisor.wait(120) == 0
+    assert "te2: [0] omp 2" in (run_dir / "logs" / "launcher.log").read_text()
+
+
+@pytest.mark.parametrize("gone", ["the laptop", "the folder"])
+def test_of_a_run_that_never_begins_nothing_is_left(start_on_nodes, lock_of_starts, gone):
+    run_dir, supervisor = start_on_nodes("waits", early=True, before=lambda run_dir: (run_dir / "preparing").touch())
+    until(lambda: len(fork_servers(run_dir)) == 2, "fork servers on both nodes")
+    if gone == "the laptop":
+        fcntl.flock(lock_of_starts, fcntl.LOCK_UN)
+    else:
+        shutil.rmtree(run_dir)
+    assert supervisor.wait(60) == 0
+    until(lambda: not processes_of(str(run_dir)), "no process of the run")
+    assert not run_dir.exists(), "the other node's"
+
+
 def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_on_nodes, tmp_path: Path):
     disk = tmp_path / "not a mount point"
     disk.mkdir()
@@ -365,7 +423,7 @@ def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_on_
     assert processes_of(str(run_dir)) == []
 
 
-def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_on_nodes):
+def test_a_node_that_does_not_answer_is_named_before_any_rank_starts(start_on_nodes):
     down = Path(os.environ["SPOTUNE_TEST_DOWN"])
     (down / "te2").touch()
     run_dir, supervisor = start_on_nodes("finishes")
@@ -373,7 +431,7 @@ def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_on_no
     status = status_of(run_dir)
     assert status.failed_node == "te2"
     assert "No route to host" in status.reason
-    assert not (run_dir / "logs" / "launcher.log").exists()
+    assert not list((run_dir / "logs").glob("rank-*"))
 
 
 def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(tmp_path, monkeypatch):
@@ -409,7 +467,7 @@ def a_run_here(run: Path, monkeypatch, command: str, ranks: int = 1) -> Supervis
 
 def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch):
     supervisor = a_run_here(tmp_path / RUN, monkeypatch, f"head -c 3000000 /dev/zero | tr '\\0' x; echo; {FLOOD}")
-    asked, taken = [], []
+    asked, taken, made = [], [], []
 
     def take(line):
         taken.append(len(line))
@@ -418,9 +476,11 @@ def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch
 
     monkeypatch.setattr(supervisor.seen, "take", take)
     monkeypatch.setattr(supervisor, "_ask_to_stop", lambda: asked.append(len(taken)))
+    new = launcher.Launcher
+    monkeypatch.setattr(launcher, "Launcher", lambda launch: made.append(new(launch)) or made[-1])
     assert supervisor.main() == 0
     assert len(asked) == 1 and 100 <= asked[0] < len(taken)
-    assert max(taken) == taken[0] == LINE_BYTES and supervisor.lines.maxsize == QUEUED
+    assert max(taken) == taken[0] == LINE_BYTES and made[0].lines.maxsize == QUEUED
     assert (supervisor.run_dir / "logs" / "launcher.log").read_bytes().count(b"x" * 3_000_000) == 1
 
 

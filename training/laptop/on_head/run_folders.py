@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -26,7 +27,8 @@ from training.laptop.on_head.fs import (
 )
 
 STATUS, METRICS, LAUNCH, RECIPE, STARTS = "status.json", "metrics.jsonl", "launch.json", "recipe.toml", "starts.jsonl"
-PREPARING, CLAIM, STOP, CHECKPOINTS, BEST, SUMS = "preparing", "claim", "stop", "checkpoints", "best", "SHA256SUMS"
+PREPARING, CLAIM, GO, STOP = "preparing", "claim", "go", "stop"
+CHECKPOINTS, BEST, SUMS = "checkpoints", "best", "SHA256SUMS"
 RUN_ID = r"[a-z0-9][a-z0-9._-]*-[0-9]{8}-[0-9]{6}"
 UNIT = "spotune-"
 SUPERVISES = "-m training.node.supervision.supervise --run "
@@ -91,7 +93,8 @@ def _folders(runs: StrPath) -> list[Path]:
 
 def _looks(folders: list[Path], here: bool, lines: int) -> list[LookAnswer]:
     statuses = {folder: small(folder / STATUS) for folder in folders}
-    alive = {folder for folder in folders if _supervised(folder, statuses[folder])} if here else _active(folders)
+    begun = [folder for folder in folders if not exists(folder / PREPARING)]
+    alive = {folder for folder in begun if _supervised(folder, statuses[folder])} if here else _active(begun)
     return [_look(folder, status, folder in alive, lines) for folder, status in statuses.items()]
 
 
@@ -239,9 +242,17 @@ def reserve(runs: StrPath, run_ids: list[str], token: str) -> str:
 
 
 def discard(folder: StrPath, token: str) -> None:
-    """Remove a run that was reserved with this token and is not ready yet."""
-    if small(Path(folder, PREPARING)).strip() == token:
-        remove(folder)
+    """Remove a run that was reserved with this token and is not ready yet; its supervisor, which is about to end, may
+    write there once more."""
+    if small(Path(folder, PREPARING)).strip() != token:
+        return
+    for _ in range(20):
+        try:
+            remove(folder)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            time.sleep(0.1)
 
 
 def remove_abandoned(runs: StrPath) -> None:
@@ -277,12 +288,19 @@ def unpack(archive: StrPath, folder: StrPath) -> None:
     run_well("tar", "-C", str(folder), "--no-same-owner", "-xzf", str(archive))
 
 
+def start_early(argv: list[str]) -> None:
+    """Start the supervisor of a run that is not to begin yet."""
+    run_well(*argv)
+
+
 def start(folder: StrPath, argv: list[str], wait_s: float) -> bool:
-    """Start a run's supervisor; whether it has written a status within that time. The old one stays until then: a run
-    without one is not found."""
+    """Begin a run, by the supervisor that was started early or by a new one; whether it has written a status within
+    that time. The old one stays until then: a run without one is not found."""
     Path(folder, STOP).unlink(missing_ok=True)
     before, until = version_of(Path(folder, STATUS)), time.monotonic() + wait_s
-    run_well(*argv)
+    Path(folder, GO).touch()
+    if not _active([Path(folder)]):
+        run_well(*argv)
     while version_of(Path(folder, STATUS)) == before:
         if time.monotonic() > until:
             return False
@@ -292,7 +310,7 @@ def start(folder: StrPath, argv: list[str], wait_s: float) -> bool:
 
 VERBS = (
     *(look, looks, details, checkpoints_of_all, whole_checkpoint),
-    *(starting, reserve, discard, remove_abandoned, make_runs, own_runs, unpack, start),
+    *(starting, reserve, discard, remove_abandoned, make_runs, own_runs, unpack, start_early, start),
 )
 
 

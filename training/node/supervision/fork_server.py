@@ -17,6 +17,7 @@ import os
 import pwd
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -34,12 +35,20 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--node", required=True)
     arguments = parser.parse_args()
-    launch = parse_launch((arguments.run / LAUNCH).read_text(encoding="utf-8"))
-    _take_environment(launch)
+    launch = _read(arguments.run)
+    of_node = dict(os.environ) if launch.here else _of_login()
+    env = environment_of(launch, of_node)
+    _set_environment(env)
     program = _imported(launch.module)
     line = sys.stdin.readline()
     if not line:
         return 0
+    begun, launch = launch, _read(arguments.run)  # which was planned meanwhile
+    if (launch.module, environment_of(launch, of_node)) != (begun.module, env):
+        program = None
+        _set_environment(environment_of(launch, of_node))
+    if not launch.here and (names := left_out(launch.env, of_node)):
+        print("of this node's environment its ranks do not get", *names, flush=True)
     os.environ |= _common_place(launch, arguments.node, int(line))
     ranks = list[RankProcess]()
     for local_rank, number in enumerate(launch.ranks_of(arguments.node)):
@@ -52,14 +61,13 @@ def main() -> int:
     return 0
 
 
-def _take_environment(launch: Launch) -> None:
-    """The ranks' environment, before anything is imported that reads it; what else this node sets is named."""
-    environ = dict(os.environ) if launch.here else _of_login()
-    env = environment_of(launch, environ)
-    if not launch.here and (dropped := left_out(launch.env, environ)):
-        print("of this node's environment its ranks do not get", *dropped, flush=True)
+def _read(run_dir: Path) -> Launch:
+    return parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
+
+
+def _set_environment(env: Mapping[str, str]) -> None:
     os.environ.clear()
-    os.environ |= env
+    os.environ.update(env)
 
 
 def _of_login() -> dict[str, str]:

@@ -4,40 +4,66 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shlex
 import signal
 import subprocess
 import threading
 from pathlib import Path
 
-from training.node.supervision.launcher_output import HostEnd, Lines, Log, pass_on, put, say
+from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, Log, pass_on, put, say
+from training.node.supervision.nodes import make_ready, on_hosts, ship_code
 from training.run.folder import LAUNCHER_LOG
-from training.run.launch import Launch, launcher_argv
+from training.run.launch import Host, Launch, launcher_argv
 
 
 class Launcher:
-    """A run's launcher while it runs. What it says goes into the run's log and, until `ended`, to `lines`; the ends of
-    fork servers follow there."""
+    """A run's launcher. What it says goes into the run's log and, until `ended`, to `lines`; the ends of fork servers
+    follow there."""
 
-    def __init__(self, launch: Launch, master_port: int, lines: Lines, ended: threading.Event) -> None:
-        self._launch, self._lines, self._ended = launch, lines, ended
-        by_host = launcher_argv(launch, master_port)
-        log = Log(Path(launch.run_dir) / LAUNCHER_LOG)
-        self._processes = {host: _started(launch, argv) for host, argv in by_host.items()}
-        for host, process in self._processes.items():
-            threading.Thread(target=self._bring, args=(host, process, log), daemon=True).start()
+    def __init__(self, launch: Launch) -> None:
+        self.lines: Lines = queue.Queue(QUEUED)
+        self.ended = threading.Event()
+        self._launch = launch
+        self._processes = dict[str, subprocess.Popen[bytes]]()
+        self._log: Log | None = None
+        self._starting = threading.Lock()
+
+    def start_server(self, host: Host) -> None:
+        """Let a node's fork server import the ranks' program and wait; another launcher starts with the ranks."""
+        if self._launch.launcher == "spotune":
+            self._run(host.name, launcher_argv(self._launch, 0)[host.name])
+
+    def fits(self, launch: Launch) -> bool:
+        """Whether it can start the ranks of a launch: fork servers wait on its nodes."""
+        same = (launch.launcher, launch.python) == (self._launch.launcher, self._launch.python)
+        waiting = {host for host, process in self._processes.items() if process.poll() is None}
+        return same and {host.name for host in launch.hosts} == waiting
+
+    def start_ranks(self, master_port: int) -> None:
+        """They meet at this port."""
+        if not self._processes:
+            for host, argv in launcher_argv(self._launch, master_port).items():
+                self._run(host, argv)
+        for process in self._processes.values():
             assert process.stdin is not None
             with contextlib.suppress(OSError):  # it has ended already, and its end will be told
                 process.stdin.write(f"{master_port}\n".encode())
                 process.stdin.flush()
 
+    def _run(self, host: str, argv: list[str]) -> None:
+        with self._starting:
+            self._log = self._log or Log(Path(self._launch.run_dir) / LAUNCHER_LOG)
+            self._processes[host] = process = _started(self._launch, argv)
+        threading.Thread(target=self._bring, args=(host, process, self._log), daemon=True).start()
+
     def _bring(self, host: str, process: subprocess.Popen[bytes], log: Log) -> None:
         """Thread: what one of them says, and that it has ended."""
         assert process.stdout is not None
-        several = len(self._processes) > 1
-        pass_on(process.stdout, log, self._lines, self._ended, host if several else "")
-        if self._launch.launcher == "spotune":
-            put(self._lines, HostEnd(host, process.wait()), self._ended)
+        own = self._launch.launcher == "spotune"
+        pass_on(process.stdout, log, self.lines, self.ended, host if own and len(self._launch.hosts) > 1 else "")
+        if own:
+            put(self.lines, HostEnd(host, process.wait()), self.ended)
 
     def poll(self) -> int | None:
         """An exit code once all have ended: the first that is not 0."""
@@ -54,6 +80,27 @@ class Launcher:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
+        self._processes = {}
+
+
+def launcher_on_nodes(launch: Launch, waiting: Launcher | None = None) -> Launcher:
+    """Nodes made ready, on which fork servers import the ranks' program. NodeError for the first that is not.
+    `waiting` is taken where it fits."""
+    if waiting and waiting.fits(launch):
+        return waiting
+    if waiting:
+        waiting.kill()
+    make_ready(launch)
+    launcher = Launcher(launch)
+
+    def start(host: Host) -> None:
+        ship_code(launch, host)
+        launcher.start_server(host)
+
+    if errors := on_hosts(launch.hosts, start):
+        launcher.kill()
+        raise errors[0]
+    return launcher
 
 
 def _started(launch: Launch, argv: list[str]) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision.end_processes import sweep
 from training.run.checkpoint_files import FetchError, link_checkpoint
-from training.run.folder import CHECKPOINTS, HANG, METRICS, PROFILE, STATUS, STOP
+from training.run.folder import CHECKPOINTS, GO, HANG, METRICS, PREPARING, PROFILE, STATUS, STOP
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
 from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, SSH_OPTIONS, Host, Launch, sweep_command
@@ -107,21 +108,29 @@ RESERVE = ".reserve"
 ROOM_BYTES = 16 << 20
 """Less on a node is a full disk: code, prepared data and a rank's log go there."""
 KEPT_ON_HEAD = (
-    *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
+    *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG, PREPARING, GO),
     *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
 
 
-def prepare_nodes(launch: Launch) -> None:
-    """Make all nodes ready, each step on all of them at once. Raises NodeError for the first that is not."""
+def make_ready(launch: Launch) -> None:
+    """A folder that has room, and no process of the run, on all nodes. Raises NodeError for the first that has not."""
     if launch.here:
         sweep(launch.run_dir)
+    elif errors := on_hosts(launch.hosts, partial(_make_folder, launch)):
+        raise errors[0]
+
+
+def ship_all(launch: Launch) -> None:
+    """All else that the ranks need to all nodes. Raises NodeError for the first that could not be reached."""
+    if launch.here:
         return
-    for step in (_make_folder, _ship, _sweep):
-        errors = on_hosts(launch.hosts, partial(step, launch))
-        if errors:
-            raise errors[0]
+    for path in Path(launch.run_dir).iterdir():
+        if path.is_file():  # the plan's: they may have the size and, to a second, the time of what they replace
+            os.utime(path)
+    if errors := on_hosts(launch.hosts, lambda host: _rsync(launch, host, "--modify-window=-1")):
+        raise errors[0]
 
 
 def _make_folder(launch: Launch, host: Host) -> None:
@@ -141,7 +150,12 @@ def _make_folder(launch: Launch, host: Host) -> None:
             f"{{ [ ! -d {cache} ] || chmod 700 {cache}; }}",
         ]
     steps.append(f"{{ head -c {ROOM_BYTES} /dev/zero >{room}; }}")  # rsync may end without a word of a full disk
-    ssh(host.name, f"{' && '.join(steps)}; end=$?; rm -f {room}; exit $end", 8)
+    made = f"{' && '.join(steps)}; c=$?; rm -f {room}; [ $c = 0 ] || exit $c"
+    command = f"{made}; {sweep_command(launch)}"
+    if host == launch.hosts[0]:
+        output_of(["sh", "-c", command], host.name, 30)
+    else:
+        ssh(host.name, command, 30)
 
 
 def _checked(test: str, otherwise: str) -> str:
@@ -149,21 +163,18 @@ def _checked(test: str, otherwise: str) -> str:
     return f"{{ {test} || {{ echo {shlex.quote(otherwise)} >&2; exit 1; }}; }}"
 
 
-def _ship(launch: Launch, host: Host) -> None:
-    if host == launch.hosts[0]:
-        return
-    excluded = [f"--exclude=/{name}" for name in KEPT_ON_HEAD]
-    source, target = f"{launch.run_dir}/", f"{host.name}:{launch.run_dir}/"
-    # what is shipped to the head has no time of its own: a recipe of the same size would pass for the old one
-    for options in (["--checksum", "--exclude=/data"], []):
-        output_of(["rsync", "-a", "--timeout=20", *options, *excluded, source, target], host.name, 600)
-    # a run that goes on with other code must not find modules of its former one
-    argv = ["rsync", "-a", "--timeout=20", "--delete", f"{source}training/", f"{target}training/"]
-    output_of(argv, host.name, 600)
+def ship_code(launch: Launch, host: Host) -> None:
+    """A run that goes on with other code must not find modules of its former one. What is shipped to the head may have
+    the time and the size of what it replaces."""
+    _rsync(launch, host, "--checksum", "--delete", "--exclude=/data")
 
 
-def _sweep(launch: Launch, host: Host) -> None:
-    ssh(host.name, sweep_command(launch), 30)
+def _rsync(launch: Launch, host: Host, *options: str) -> None:
+    """Of the run's folder here what a node has not."""
+    if host != launch.hosts[0]:
+        kept = [f"--exclude=/{name}" for name in KEPT_ON_HEAD]
+        folders = [f"{launch.run_dir}/", f"{host.name}:{launch.run_dir}/"]
+        output_of(["rsync", "-a", "--timeout=20", *options, *kept, *folders], host.name, 600)
 
 
 LOGS_S = 10.0

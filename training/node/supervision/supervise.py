@@ -28,10 +28,11 @@ from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.diagnosis.progress import read_progress
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import nodes
+from training.node.supervision.early_start import EarlyStart
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
-from training.node.supervision.launcher import Launcher
-from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, say, waiting
+from training.node.supervision.launcher import Launcher, launcher_on_nodes
+from training.node.supervision.launcher_output import HostEnd, say, waiting
 from training.node.supervision.nodes import (
     PING_TIMEOUT_S,
     RESERVE,
@@ -40,14 +41,14 @@ from training.node.supervision.nodes import (
     master_port,
     on_hosts,
     on_node,
-    prepare_nodes,
+    ship_all,
     ssh,
     ssh_port,
 )
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
 from training.run.events import EVENTS, OffPlan, Told, row_of
-from training.run.folder import LAUNCH, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+from training.run.folder import GO, LAUNCH, PROFILE, STATUS, STOP, Status, status_text, write_atomically
 from training.run.history import note_end, note_start
 from training.run.launch import LONGEST_STOP_S, STOP_GRACE_S, Host, Launch, parse_launch, sweep_command
 
@@ -65,13 +66,12 @@ RESERVE_BYTES = 256 * 1024
 class Supervisor:
     """One run from its start to its end."""
 
-    def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER, waiting: Launcher | None = None) -> None:
+        """`waiting`: a launcher that was started before the launch was all known, on nodes that are ready."""
+        self.run_dir, self._launcher = run_dir, waiting
         self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self.seen = Observation(self.launch)
-        self.lines: Lines = queue.Queue(QUEUED)
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.ended = threading.Event()
         self.stop_requested_at: float | None = None
         self.stop_heeded = False
         self.stall = StallWatch(0 if self.launch.debug_rank is not None else self.launch.hang_s)
@@ -106,6 +106,8 @@ class Supervisor:
         try:
             self._prepare_folder()
             end, code = self._run()
+            if self._launcher:
+                self._launcher.kill()
         except OSError as error:
             reason = f"the head could not go on: {error}{_cure(error)}"
             end, code = Verdict("failed", reason, Cause(meaning_of(error))), None
@@ -117,7 +119,8 @@ class Supervisor:
 
     def _prepare_folder(self) -> None:
         (self.run_dir / "logs").mkdir(exist_ok=True)
-        (self.run_dir / STOP).unlink(missing_ok=True)
+        for name in (STOP, GO):
+            (self.run_dir / name).unlink(missing_ok=True)
         (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
         for folder in (PROGRESS, PROFILE):
             shutil.rmtree(self.run_dir / folder, ignore_errors=True)
@@ -129,10 +132,11 @@ class Supervisor:
         try:
             self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
-                prepare_nodes(self.launch)
+                self._launcher = launcher = launcher_on_nodes(self.launch, self._launcher)
+                ship_all(self.launch)
                 self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
-                return self._supervise()
+                return self._supervise(launcher)
         except NodeError as error:
             self.reclaims.look(self.now())
             if not self.reclaims.known:
@@ -141,18 +145,17 @@ class Supervisor:
         cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
         return Verdict("stopped", f"{reclaim.words(self.reclaims.notices)}; the ranks were not started", cause), None
 
-    def _supervise(self) -> tuple[Verdict, int | None]:
+    def _supervise(self, launcher: Launcher) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
         skip = os.getpid() if self.launch.here else 0
-        port = master_port(self.launch.hosts[0].name, skip)
-        launcher = Launcher(self.launch, port, self.lines, self.ended)
+        launcher.start_ranks(master_port(self.launch.hosts[0].name, skip))
         for host in () if self.launch.here else self.launch.hosts[1:]:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
         stopping, code, peer = self.stop_requested_at is not None, launcher.poll(), self.seen.silent_peer
         where = hang.where_they_stand(self.launch, peer) if peer and not stopping else ""
-        self._take_event()  # what came meanwhile
-        self.ended.set()
+        self._take_event(launcher)  # what came meanwhile
+        launcher.ended.set()
         if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not stopping and self.seen.symptoms():
             self._ask_drivers()
         end = verdict(self.seen, stopping, code)
@@ -195,7 +198,7 @@ class Supervisor:
         failed_at: float | None = None
         ended_at: float | None = None
         while True:
-            self._take_event()
+            self._take_event(launcher)
             self._heed_notices()
             now = time.monotonic()
             if now - self.refreshed_at > STATUS_EVERY_S:
@@ -211,7 +214,7 @@ class Supervisor:
                 self.seen.hung = hang.ask_why(self.launch, self.seen.started, silent_s)
             if self.seen.all_ended or launcher.poll() is not None:
                 ended_at = ended_at or now
-                if self.lines.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
+                if launcher.lines.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
                     return
 
     def _heed_notices(self) -> None:
@@ -230,9 +233,9 @@ class Supervisor:
             return planned
         return max(planned, min(3 * step_s + STOP_GRACE_S, LONGEST_STOP_S))
 
-    def _take_event(self) -> None:
+    def _take_event(self, launcher: Launcher) -> None:
         """The lines that wait, as many as fit into a turn; then what does not wait behind them."""
-        for line in waiting(self.lines):
+        for line in waiting(launcher.lines):
             if isinstance(line, HostEnd):
                 self.seen.node_codes[line.host] = line.code
             elif rank_event := self.seen.take(line):
@@ -337,8 +340,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--notices", type=Path, default=reclaim.FOLDER, help="where nodes leave the cloud's notices")
+    parser.add_argument("--early", action="store_true", help="get the nodes ready, and wait until the run may begin")
     arguments = parser.parse_args()
-    supervisor = Supervisor(arguments.run.resolve(), arguments.notices)
+    run_dir, waiting = arguments.run.resolve(), None
+    if arguments.early:
+        early = EarlyStart(run_dir)
+        if not early.wait():
+            return 0
+        waiting = early.launcher
+    supervisor = Supervisor(run_dir, arguments.notices, waiting)
     signal.signal(signal.SIGTERM, supervisor.request_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return supervisor.main()
