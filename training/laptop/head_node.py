@@ -178,8 +178,7 @@ class Head(Protocol):
         """Unpack a local tar into a folder there."""
 
     def start_early(self, launch: Launch) -> None:
-        """Start the supervisor of a run whose code is in place, detached: it readies the nodes and waits for `start` or
-        until the lock of starts is given back."""
+        """Start a supervisor that readies the nodes and waits for `start`, while the lock of starts is held."""
 
     def start(self, launch: Launch) -> None:
         """Begin a run whose folder is in place."""
@@ -351,12 +350,11 @@ class HereHead:
         (folder / GO).touch()
         supervisor = self._early if self._early and self._early.poll() is None else _supervisor(launch)
         # the status says who the supervisor is: without one a look would take the run for lost
-        deadline, over = time.monotonic() + ANSWER_S, False
-        while version_of(folder / STATUS) == before:
-            if over:
-                raise HeadError(NOT_STARTED.format(folder=folder))
-            over = supervisor.poll() is not None or time.monotonic() > deadline  # its status is looked for once more
+        deadline = time.monotonic() + ANSWER_S
+        while version_of(folder / STATUS) == before and supervisor.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
+        if version_of(folder / STATUS) == before:
+            raise HeadError(NOT_STARTED.format(folder=folder))
 
     def talk(self, command: str) -> Program:
         return node_program.start_here(command)
@@ -367,13 +365,6 @@ class HereHead:
 
 def _supervisor(launch: Launch, early: bool = False) -> subprocess.Popen[bytes]:
     """A run's supervisor on this machine, started."""
-    folder = Path(launch.run_dir)
-    with (folder / "logs" / "supervisor.log").open("ab") as log:
-        return subprocess.Popen(
-            supervisor_argv(launch, early),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    with Path(launch.run_dir, "logs", "supervisor.log").open("ab") as log:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        return subprocess.Popen(supervisor_argv(launch, early), cwd=launch.run_dir, start_new_session=True, **streams)
