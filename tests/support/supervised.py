@@ -28,7 +28,7 @@ LOCALHOST = (Host("localhost", "127.0.0.1", 2),)
 PROGRAMS = {
     "finishes": "print('done', rank)",
     "shows_its_environment": """
-        print('omp', os.environ['OMP_NUM_THREADS'], 'run', os.environ['SPOTUNE_RUN'])
+        print('omp', AT_IMPORT, 'run', os.environ['SPOTUNE_RUN'])
         print('parent', os.getppid())
     """,
     "trains": """
@@ -36,6 +36,7 @@ PROGRAMS = {
         sys.argv[1:] = ['--run', str(run)]
         finetune.main()
     """,
+    "leaves_at_once": "sys.stdout.flush(); os._exit(0)",
     "waits": """
         print('waiting', rank, flush=True)
         wait_until((run / 'stop').exists)
@@ -110,6 +111,8 @@ PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 from training.run.events import EVENTS
+
+AT_IMPORT = os.environ['OMP_NUM_THREADS']
 
 def wait_until(condition):
     while not condition(): time.sleep(0.1)

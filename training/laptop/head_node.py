@@ -78,8 +78,7 @@ class VerbError(HeadError):
 
 @cache
 def code() -> str:
-    """The first line that is sent: the modules in the order in which they import each other. What this program began
-    with, also after an update of its files."""
+    """The first line that is sent: the modules as this program found them, in the order in which they import others."""
     names = {"fs": ".fs", "machines": ".machines", "run_folders": ".run_folders", "__init__": ""}
     modules = [(f"{PACKAGE}{suffix}", _source(name)) for name, suffix in names.items()]
     return base64.b64encode(zlib.compress(json.dumps(modules).encode(), 9)).decode()
@@ -180,8 +179,8 @@ class Head(Protocol):
     def start_early(self, launch: Launch) -> None:
         """Start a supervisor that readies the nodes and waits for `start`, while the lock of starts is held."""
 
-    def start(self, launch: Launch) -> None:
-        """Begin a run whose folder is in place."""
+    def start(self, launch: Launch, *, early: bool = False) -> None:
+        """Begin a run whose folder is in place; `early`: by the supervisor that waits."""
 
     def talk(self, command: str) -> Program:
         """Start a program, as root, and talk with it. Raises HeadError."""
@@ -264,8 +263,8 @@ class RemoteHead:
     def start_early(self, launch: Launch) -> None:
         self.ask(run_folders.start_early, unit_argv(launch, early=True))
 
-    def start(self, launch: Launch) -> None:
-        if not self.ask(run_folders.start, launch.run_dir, unit_argv(launch), ANSWER_S):
+    def start(self, launch: Launch, *, early: bool = False) -> None:
+        if not self.ask(run_folders.start, launch.run_dir, unit_argv(launch), ANSWER_S, early):
             raise HeadError(f"{self.name}: {NOT_STARTED.format(folder=launch.run_dir)}")
 
     def open_sftp(self) -> SFTPClient:
@@ -314,7 +313,7 @@ class HereHead:
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs.resolve()
-        self._early: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         try:
@@ -341,17 +340,18 @@ class HereHead:
         shutil.unpack_archive(archive, folder, "gztar", **how)
 
     def start_early(self, launch: Launch) -> None:
-        self._early = _supervisor(launch, early=True)
+        self._supervisor = _started(launch, early=True)
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: Launch, *, early: bool = False) -> None:
         folder = Path(launch.run_dir)
         (folder / STOP).unlink(missing_ok=True)
         before = version_of(folder / STATUS)  # stays until there is another: a run without one is not found
         (folder / GO).touch()
-        supervisor = self._early if self._early and self._early.poll() is None else _supervisor(launch)
+        if not early or self._supervisor is None or self._supervisor.poll() is not None:
+            self._supervisor = _started(launch)
         # the status says who the supervisor is: without one a look would take the run for lost
         deadline = time.monotonic() + ANSWER_S
-        while version_of(folder / STATUS) == before and supervisor.poll() is None and time.monotonic() < deadline:
+        while version_of(folder / STATUS) == before and self._supervisor.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         if version_of(folder / STATUS) == before:
             raise HeadError(NOT_STARTED.format(folder=folder))
@@ -363,7 +363,7 @@ class HereHead:
         """There is no connection."""
 
 
-def _supervisor(launch: Launch, early: bool = False) -> subprocess.Popen[bytes]:
+def _started(launch: Launch, early: bool = False) -> subprocess.Popen[bytes]:
     """A run's supervisor on this machine, started."""
     with Path(launch.run_dir, "logs", "supervisor.log").open("ab") as log:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}

@@ -45,6 +45,9 @@ class StartLock:
     started_run = ""
     """The run that was started; from the moment on when it may have been."""
 
+    _early = ""
+    """The run whose nodes get ready."""
+
     def __init__(self, head: Head, talk: Program) -> None:
         self._head, self._talk, self._messages = head, talk, talk.messages()
         self._one_at_a_time = threading.Lock()
@@ -52,6 +55,7 @@ class StartLock:
     def start_early(self, launch: Launch) -> None:
         """Let the nodes of a run whose code is on the head get ready meanwhile."""
         self._head.start_early(launch)
+        self._early = launch.run_id
 
     def start_supervisor(self, launch: Launch, *, resumed: bool = False) -> None:
         """Start a run whose folder is ready. HeadError where the lock is somebody else's meanwhile."""
@@ -60,7 +64,7 @@ class StartLock:
         if not resumed:  # a new run is no start any more that could be cleaned up; its proof stays with it
             folder = self._head.runs / launch.run_id
             self._head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
-        self._head.start(launch)
+        self._head.start(launch, early=launch.run_id == self._early)
 
     def refuse_lost(self) -> None:
         """HeadError where the head has given the turn to others meanwhile: nothing may be started any more."""

@@ -28,6 +28,8 @@ from training.run.launch import MASTER_PORTS
 from training.text.problems import FAILED, PEER_LOST
 
 T = TypeVar("T")
+REASON = 2000
+"""Characters of a reason that the supervisor is told."""
 
 
 def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
@@ -72,7 +74,7 @@ class Rank:
         """
         reason = f"{stack_trace}{failed.reason.rstrip()}"
         print(f"{self.place}: {reason}", flush=True)
-        emit(replace(failed, reason=(reason.splitlines() or [""])[-1]))
+        emit(replace(failed, reason=(reason.splitlines() or [""])[-1][:REASON]))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             logs = self.run_dir / "logs"

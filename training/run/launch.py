@@ -193,7 +193,8 @@ def fork_server_argv(launch: Launch, host: Host) -> list[str]:
     clean = ["env", "-i", f"{RUN_VARIABLE}={launch.run_dir}", launch.python, "-sB", *program]
     if host == launch.hosts[0]:
         return clean
-    command = f"cd {shlex.quote(launch.run_dir)} && exec {shlex.join(clean)}"
+    # with a shell that stays: of a command that a signal ended, ssh would say what it says of a lost connection
+    command = f"cd {shlex.quote(launch.run_dir)} && {shlex.join(clean)}; exit $?"
     return ["ssh", *SSH_OPTIONS, host.name, command]
 
 
@@ -248,11 +249,12 @@ def unit_argv(launch: Launch, early: bool = False) -> list[str]:
     properties = {
         "WorkingDirectory": launch.run_dir,
         "KillMode": "mixed",
-        "TimeoutStopSec": "1d",  # the supervisor itself ends it before, by the plan
+        "TimeoutStopSec": str(4 * LONGEST_STOP_S),  # the supervisor itself ends it before, by the plan
         "StandardOutput": f"append:{launch.run_dir}/logs/supervisor.log",
         "StandardError": f"append:{launch.run_dir}/logs/supervisor.log",
         "Environment": "PYTHONNOUSERSITE=1",  # as for the ranks
         "OOMScoreAdjust": "-500",
+        "OOMPolicy": "continue",  # a rank that the kernel ends is no wish to stop
         "LimitNOFILE": "65536",
     }
     return [

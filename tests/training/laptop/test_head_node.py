@@ -150,7 +150,7 @@ def test_a_checkpoint_with_a_whole_model_is_one_too(here: HereHead):
 class Stands(HereHead):
     """This machine, but runs on it are only made ready."""
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: Launch, *, early: bool = False) -> None:
         self.started = launch
 
 
@@ -184,7 +184,7 @@ def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands
 
         monkeypatch.setattr("training.laptop.follow.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", supervisor_pid=supervisor.pid)))
-        monkeypatch.setattr(ended, "start", lambda launch: setattr(ended, "started", supervisor.poll()))
+        monkeypatch.setattr(ended, "start", lambda launch, early: setattr(ended, "started", supervisor.poll()))
         assert resume_run.resume(Session(ended), RUN, "", {}, force=False) == RUN
     assert (ended.started, len(pauses)) == (0, 3)
 
@@ -385,8 +385,9 @@ def test_a_run_is_found_while_it_is_started_again_and_after_a_start_that_came_to
 STARTS = "sleep 0.3; printf '%s' \"$0\" >new; mv new status.json"
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["its early supervisor has ended", "none was started early"])
 @pytest.mark.parametrize("unit", [["false"], ["true"], ["sh", "-c", STARTS, status_text(Status(RUN, "running"))]])
-def test_a_head_keeps_what_is_known_of_a_run_until_its_supervisor_has_begun(head, tmp_path: Path, monkeypatch, unit):
+def test_a_head_keeps_what_is_known_of_a_run_until_its_supervisor_has_begun(head, tmp_path, monkeypatch, unit, early):
     monkeypatch.setattr("training.laptop.head_node.ANSWER_S", 60 if unit[0] == "sh" else 3)
     monkeypatch.setattr("training.laptop.head_node.unit_argv", lambda launch: ["env", "-C", launch.run_dir, *unit])
     head.runs = tmp_path
@@ -396,11 +397,12 @@ def test_a_head_keeps_what_is_known_of_a_run_until_its_supervisor_has_begun(head
     (run / "status.json").write_text(before := status_text(Status(RUN, "stopped", 'it "said" $HOME %s')))
     (run / "stop").touch()
     if unit[0] == "sh":
-        head.start(launch)
+        head.start(launch, early=early)
         assert (run / "status.json").read_text() == unit[-1]
+        assert (run / "go").exists() is early
     else:
         with pytest.raises(HeadError, match="did not start" if unit[0] == "true" else "env ended with 1"):
-            head.start(launch)
+            head.start(launch, early=early)
         assert (run / "status.json").read_text() == before
     assert not (run / "stop").exists()
 

@@ -264,7 +264,7 @@ def test_a_fork_server_is_started_directly_on_the_head_and_over_ssh_elsewhere():
     program = [LAUNCH.python, "-sB", "-u", "-m", "training.node.supervision.fork_server", "--run", RUN, "--node"]
     clean = ["env", "-i", f"SPOTUNE_RUN={RUN}", *program]
     assert argv["te1"] == [*clean, "te1"]
-    assert argv["te2"][0] == "ssh" and argv["te2"][-2:] == ["te2", f"cd {RUN} && exec {shlex.join(clean)} te2"]
+    assert argv["te2"][0] == "ssh" and argv["te2"][-2:] == ["te2", f"cd {RUN} && {shlex.join(clean)} te2; exit $?"]
     assert list(launcher_argv(replace(LAUNCH, launcher="deepspeed"), 29500)) == ["te1"]
 
 
@@ -314,6 +314,6 @@ def test_a_stop_of_the_unit_reaches_only_the_supervisor_and_waits_for_the_grace(
     argv = unit_argv(LAUNCH)
     assert argv[:4] == ["systemd-run", "--unit=spotune-tiny-20260131-154500", "--collect", "--quiet"]
     assert "--property=KillMode=mixed" in argv
-    assert "--property=TimeoutStopSec=1d" in argv, "it starts before the plan says how long a stop may take"
+    assert "--property=TimeoutStopSec=14400" in argv, "it starts before the plan says how long a stop may take"
     assert unit_argv(LAUNCH, early=True) == [*argv, "--early"]
     assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.node.supervision.supervise", "--run", RUN]

@@ -204,7 +204,10 @@ class Recorded(HereHead):
 
     started: Launch | None = None
 
-    def start(self, launch: Launch) -> None:
+    def start_early(self, launch: Launch) -> None:
+        """Nothing waits."""
+
+    def start(self, launch: Launch, *, early: bool = False) -> None:
         self.started = launch
 
 

@@ -282,12 +282,14 @@ def test_ranks_import_their_program_anew_where_the_plan_changed_what_they_are(st
     assert "te2: [0] omp 2" in (run_dir / "logs" / "launcher.log").read_text()
 
 
-@pytest.mark.parametrize("gone", ["the laptop", "the folder"])
+@pytest.mark.parametrize("gone", ["the laptop", "the folder", "the unit"])
 def test_of_a_run_that_never_begins_nothing_is_left(start_on_nodes, lock_of_starts, gone):
     run_dir, supervisor = start_on_nodes("waits", early=True, before=lambda run_dir: (run_dir / "preparing").touch())
     until(lambda: len(fork_servers(run_dir)) == 2, "fork servers on both nodes")
     if gone == "the laptop":
         fcntl.flock(lock_of_starts, fcntl.LOCK_UN)
+    elif gone == "the unit":
+        supervisor.terminate()
     else:
         shutil.rmtree(run_dir)
     assert supervisor.wait(60) == 0

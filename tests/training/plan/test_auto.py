@@ -144,7 +144,8 @@ def test_the_run_folder_has_the_recipe_as_it_was_decided_and_the_plan_says_why(t
     monkeypatch.setattr(start_run, "read_facts", lambda *_: facts())
     recipe, run_id = load_recipe("qwen2.5-14b", ALL), "qwen2.5-14b-20260101-000000"
     cluster = Session(HereHead(tmp_path / "runs"))
-    monkeypatch.setattr(HereHead, "start", lambda *_: None)
+    monkeypatch.setattr(HereHead, "start_early", lambda *_: None)
+    monkeypatch.setattr(HereHead, "start", lambda *_, **__: None)
     start_run.start(cluster, start_run.StartRequest(recipe, new_run.TrainingData({})), datetime(2026, 1, 1, tzinfo=UTC))
     folder = tmp_path / "runs" / run_id
     chosen = json.loads((folder / "plan.json").read_text())["predicted"]["chosen"]

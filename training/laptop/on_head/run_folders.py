@@ -242,24 +242,27 @@ def reserve(runs: StrPath, run_ids: list[str], token: str) -> str:
 
 
 def discard(folder: StrPath, token: str) -> None:
-    """Remove a run that was reserved with this token and is not ready yet; its supervisor, which is about to end, may
-    write there once more."""
-    if small(Path(folder, PREPARING)).strip() != token:
-        return
-    for _ in range(20):
-        try:
-            remove(folder)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            time.sleep(0.1)
+    """Remove a run that was reserved with this token and is not ready yet."""
+    if small(Path(folder, PREPARING)).strip() == token:
+        _remove_in_use(Path(folder))
+
+
+def _remove_in_use(folder: Path, tries: int = 20) -> None:
+    """Its supervisor, which ends when the folder is gone, may write there once more."""
+    try:
+        remove(folder)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY or tries == 0:
+            raise
+        time.sleep(0.1)
+        _remove_in_use(folder, tries - 1)
 
 
 def remove_abandoned(runs: StrPath) -> None:
     """Remove what starts that broke off have left; for who holds the lock of starts."""
     for folder in _folders(runs):
         if is_file(folder / PREPARING) and not exists(folder / STATUS):
-            remove(folder)
+            _remove_in_use(folder)
 
 
 def make_runs(runs: StrPath) -> bool:
@@ -293,17 +296,20 @@ def start_early(argv: list[str]) -> None:
     run_well(*argv)
 
 
-def start(folder: StrPath, argv: list[str], wait_s: float) -> bool:
-    """Begin a run, by the supervisor that was started early or by a new one; whether it has written a status within
-    that time. The old one stays until then: a run without one is not found."""
+def start(folder: StrPath, argv: list[str], wait_s: float, early: bool) -> bool:
+    """Begin a run, by the supervisor that was started `early` or, where that has ended, by a new one; whether it has
+    written a status within that time. The old one stays until then: a run without one is not found."""
     Path(folder, STOP).unlink(missing_ok=True)
     before, until = version_of(Path(folder, STATUS)), time.monotonic() + wait_s
-    Path(folder, GO).touch()
-    if not _active([Path(folder)]):
-        run_well(*argv)
+    if early:
+        Path(folder, GO).touch()
+    begun = False
     while version_of(Path(folder, STATUS)) == before:
         if time.monotonic() > until:
             return False
+        if not begun and not (early and _active([Path(folder)])):
+            run_well(*argv)
+            begun = True
         time.sleep(0.02)
     return True
 

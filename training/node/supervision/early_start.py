@@ -11,6 +11,7 @@ import fcntl
 import os
 import shlex
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from training.node.supervision.launcher import Launcher, launcher_on_nodes
@@ -25,20 +26,21 @@ LOOK_S = 0.05
 class EarlyStart:
     """A run that is not planned yet."""
 
+    stop_requested = False
+
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self._is_new = (run_dir / PREPARING).exists()
-        self.launcher: Launcher | None = None
-        """That waits; None where a node is not ready: the run says which, should it begin."""
+        self._readying = ThreadPoolExecutor(1).submit(launcher_on_nodes, self._launch)
+
+    def request_stop(self, *_: object) -> None:
+        """SIGTERM."""
+        self.stop_requested = True
 
     def wait(self) -> bool:
         """Whether the run begins."""
-        try:
-            self.launcher = launcher_on_nodes(self._launch)
-        except NodeError as error:
-            say(f"{error.node}: {error}")
-        while self._run_dir.exists():
+        while self._run_dir.exists() and not self.stop_requested:
             held = _lock_is_held(self._run_dir.parent)
             if (self._run_dir / GO).exists():
                 return True
@@ -48,9 +50,17 @@ class EarlyStart:
         self._leave()
         return False
 
+    def launcher(self) -> Launcher | None:
+        """That waits on nodes which are ready by then; None where one is not: the start of the run finds out again."""
+        try:
+            return self._readying.result()
+        except (NodeError, OSError) as error:
+            say(f"not ready yet: {error}")
+            return None
+
     def _leave(self) -> None:
-        if self.launcher:
-            self.launcher.kill()
+        if launcher := self.launcher():
+            launcher.kill()
         others = () if self._launch.here or not self._is_new else self._launch.hosts[1:]
         for error in on_hosts(others, lambda host: ssh(host.name, f"rm -rf {shlex.quote(self._launch.run_dir)}", 20)):
             say(f"{error.node}: {error}")

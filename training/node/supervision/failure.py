@@ -153,8 +153,9 @@ class Observation:
         failed_on = {self.launch.host_of(rank).name for rank, end in self.ended.items() if end.code not in GOOD_ENDS}
         for name, code in self.node_codes.items():
             if code not in {SSH_LOST_CODE, 0} and name not in failed_on:
-                reason = f"the launcher on {name} ended with code {code}{self._ssh_words(name)}"
-                yield Symptom(5, reason, Cause("not_launched", code=code), name)
+                yield Symptom(
+                    5, f"the launcher on {name} {_end_of(code)}{self._ssh_words(name)}", _not_launched(code), name
+                )
 
     def _ssh_words(self, name: str) -> str:
         # without the chatter of DeepSpeed's launcher
@@ -230,6 +231,21 @@ def _broke(code: int, failed: Failed | None, reason: str, lines: list[str]) -> t
         words = f"was killed by signal {-code} ({_signal_name(-code)})"
         return 2, cause("killed"), f"{words}: {reason[:WIDTH]}" if telling else words
     return 5, cause("crashed"), f"ended with code {code}: {reason}"
+
+
+def _of_signal(code: int) -> int:
+    """The signal that ended a program, by its exit code or by that of the shell it ran in; 0: none."""
+    return -code if code < 0 else max(0, code - 128)
+
+
+def _end_of(code: int) -> str:
+    number = _of_signal(code)
+    return f"was killed by signal {number} ({_signal_name(number)})" if number else f"ended with code {code}"
+
+
+def _not_launched(code: int) -> Cause:
+    number = _of_signal(code)
+    return Cause("not_launched", signal=number) if number else Cause("not_launched", code=code)
 
 
 def _signal_name(number: int) -> str:

@@ -3,8 +3,10 @@
     python -m training.node.supervision.fork_server --run DIR --node NAME
 
 waits for a line on standard input, the port where the ranks meet, and passes on what they say (rank_process.py). At the
-end of standard input it kills them: whoever watches over them is gone. Where the imports have begun to use the GPU's
-driver, or a thread runs, a fork would not be whole: a rank then imports the program by itself.
+end of standard input it kills them: whoever watches over them is gone.
+
+A fork that began to use the GPU's driver, or that has threads of Python, would not be whole: where the imports do
+that, each rank imports the program by itself.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ def main() -> int:
     for local_rank, number in enumerate(launch.ranks_of(arguments.node)):
         process = fork_rank(number, arguments.run)
         if process is None:
+            for each in ranks:
+                each.close()
             os.environ |= {"RANK": str(number), "LOCAL_RANK": str(local_rank)}
             return _run(launch, program)
         ranks.append(process)
@@ -85,7 +89,7 @@ def _imported(module: str) -> ModuleType | None:
     """The ranks' program with all it imports; None where a rank has to import it by itself, and says why it cannot."""
     try:
         program = importlib.import_module(module)
-    except Exception:
+    except (Exception, SystemExit):
         return None
     gc.freeze()  # a collection in a rank must not copy the pages of what is shared
     return program if threading.active_count() == 1 and not driver_started() else None
@@ -107,6 +111,9 @@ def _common_place(launch: Launch, node: str, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": str(host.slots),
+        "LOCAL_SIZE": str(host.slots),
+        "CROSS_RANK": str(launch.hosts.index(host)),
+        "CROSS_SIZE": str(len(launch.hosts)),
         VISIBLE: ",".join(map(str, slots_of(launch, host))),
     }
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, Log, pass_on, put, say
-from training.node.supervision.nodes import make_ready, on_hosts, ship_code
+from training.node.supervision.nodes import NodeError, make_ready, on_hosts, ship_code
 from training.run.folder import LAUNCHER_LOG
 from training.run.launch import Host, Launch, launcher_argv
 
@@ -24,21 +24,22 @@ class Launcher:
     def __init__(self, launch: Launch) -> None:
         self.lines: Lines = queue.Queue(QUEUED)
         self.ended = threading.Event()
-        self._launch = launch
+        self._launch, self._forks = launch, launch.launcher == "spotune"
         self._processes = dict[str, subprocess.Popen[bytes]]()
         self._log: Log | None = None
         self._starting = threading.Lock()
 
     def start_server(self, host: Host) -> None:
         """Let a node's fork server import the ranks' program and wait; another launcher starts with the ranks."""
-        if self._launch.launcher == "spotune":
+        if self._forks:
             self._run(host.name, launcher_argv(self._launch, 0)[host.name])
 
     def fits(self, launch: Launch) -> bool:
         """Whether it can start the ranks of a launch: fork servers wait on its nodes."""
         same = (launch.launcher, launch.python) == (self._launch.launcher, self._launch.python)
-        waiting = {host for host, process in self._processes.items() if process.poll() is None}
-        return same and {host.name for host in launch.hosts} == waiting
+        ready = {host for host, process in self._processes.items() if process.poll() is None}
+        names = {host.name for host in launch.hosts} if self._forks else set()
+        return same and names == ready
 
     def start_ranks(self, master_port: int) -> None:
         """They meet at this port."""
@@ -46,23 +47,23 @@ class Launcher:
             for host, argv in launcher_argv(self._launch, master_port).items():
                 self._run(host, argv)
         for process in self._processes.values():
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):  # it has ended already, and its end will be told
-                process.stdin.write(f"{master_port}\n".encode())
-                process.stdin.flush()
+            if process.stdin:
+                with contextlib.suppress(OSError):  # it has ended already, and its end will be told
+                    process.stdin.write(f"{master_port}\n".encode())
+                    process.stdin.flush()
 
     def _run(self, host: str, argv: list[str]) -> None:
         with self._starting:
             self._log = self._log or Log(Path(self._launch.run_dir) / LAUNCHER_LOG)
-            self._processes[host] = process = _started(self._launch, argv)
+            self._processes[host] = process = _started(self._launch, argv, talks=self._forks)
         threading.Thread(target=self._bring, args=(host, process, self._log), daemon=True).start()
 
     def _bring(self, host: str, process: subprocess.Popen[bytes], log: Log) -> None:
         """Thread: what one of them says, and that it has ended."""
         assert process.stdout is not None
-        own = self._launch.launcher == "spotune"
-        pass_on(process.stdout, log, self.lines, self.ended, host if own and len(self._launch.hosts) > 1 else "")
-        if own:
+        several = self._forks and len(self._launch.hosts) > 1
+        pass_on(process.stdout, log, self.lines, self.ended, host if several else "")
+        if self._forks:
             put(self.lines, HostEnd(host, process.wait()), self.ended)
 
     def poll(self) -> int | None:
@@ -77,9 +78,9 @@ class Launcher:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            if process.stdin:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
         self._processes = {}
 
 
@@ -97,19 +98,22 @@ def launcher_on_nodes(launch: Launch, waiting: Launcher | None = None) -> Launch
         ship_code(launch, host)
         launcher.start_server(host)
 
-    if errors := on_hosts(launch.hosts, start):
+    try:
+        if errors := on_hosts(launch.hosts, start):
+            raise errors[0]
+    except (NodeError, OSError):
         launcher.kill()
-        raise errors[0]
+        raise
     return launcher
 
 
-def _started(launch: Launch, argv: list[str]) -> subprocess.Popen[bytes]:
+def _started(launch: Launch, argv: list[str], talks: bool) -> subprocess.Popen[bytes]:
     say(shlex.join(argv))
     return subprocess.Popen(
         argv,
         cwd=launch.run_dir,
         env={**os.environ, **launch.env},
-        stdin=subprocess.PIPE,
+        stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -51,8 +51,8 @@ class Log:
 
     def write(self, data: bytes) -> None:
         with self._saying():
-            if self._file:
-                self._file.write(data)
+            if file := self._file:
+                file.write(data)
 
     @contextlib.contextmanager
     def _saying(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision.end_processes import sweep
 from training.run.checkpoint_files import FetchError, link_checkpoint
-from training.run.folder import CHECKPOINTS, GO, HANG, METRICS, PREPARING, PROFILE, STATUS, STOP
+from training.run.folder import CHECKPOINTS, CLAIM, GO, HANG, METRICS, PREPARING, PROFILE, STATUS, STOP
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
 from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, SSH_OPTIONS, Host, Launch, sweep_command
@@ -108,7 +108,7 @@ RESERVE = ".reserve"
 ROOM_BYTES = 16 << 20
 """Less on a node is a full disk: code, prepared data and a rank's log go there."""
 KEPT_ON_HEAD = (
-    *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG, PREPARING, GO),
+    *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG, PREPARING, CLAIM, GO),
     *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
@@ -135,7 +135,8 @@ def ship_all(launch: Launch) -> None:
 
 def _make_folder(launch: Launch, host: Host) -> None:
     run, room = shlex.quote(launch.run_dir), shlex.quote(f"{launch.run_dir}/logs/{RESERVE}")
-    steps = [f"mkdir -p {run}/logs"]
+    # the head's is there, unless the start was given up
+    steps = [f"test -d {run}", f"mkdir -p {run}/logs"] if host == launch.hosts[0] else [f"mkdir -p {run}/logs"]
     if disk := launch.data_disk:
         runs = Path(launch.run_dir).parent
         cache = shlex.quote(str(runs.parent / "cache"))
@@ -166,7 +167,9 @@ def _checked(test: str, otherwise: str) -> str:
 def ship_code(launch: Launch, host: Host) -> None:
     """A run that goes on with other code must not find modules of its former one. What is shipped to the head may have
     the time and the size of what it replaces."""
-    _rsync(launch, host, "--checksum", "--delete", "--exclude=/data")
+    _rsync(
+        launch, host, "--checksum", "--delete", "--filter=risk /training/**", "--filter=protect *", "--exclude=/data"
+    )
 
 
 def _rsync(launch: Launch, host: Host, *options: str) -> None:

@@ -7,6 +7,7 @@ is full.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -26,10 +27,12 @@ from training.run.launch import Launch
 from training.text.hidden import VARIABLE
 
 NODE_FILE = Path("/etc/spotune/node.json")
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _HEADROOM = 200
 """The ranks' OOM score: the kernel then kills a rank rather than sshd or the supervisor."""
 _VMSTAT = Path("/proc/vmstat")
+PIPE_BYTES, READ_BYTES = 1 << 20, 1 << 16
+"""At most so much waits in a pipe; and is taken from it at once."""
 
 
 def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,9 +93,10 @@ class Output:
             self.take(b"\n")
 
     def _to_head(self, line: bytes) -> None:
+        rest = memoryview(line)
         try:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+            while rest:  # a signal may interrupt a long one
+                rest = rest[os.write(sys.stdout.fileno(), rest) :]
         except OSError:  # the head is gone; the rank's own watchdog deals with that
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, sys.stdout.fileno())
@@ -106,7 +110,7 @@ class RankProcess:
 
     def __init__(self, rank: int, pid: int, log: Path, words: int, events: int) -> None:
         """`words` and `events`: descriptors to read what it says, for people and in values."""
-        self.rank, self._pid = rank, pid
+        self._pid = pid
         self._output = Output(rank, log)
         self._takers = {words: self._output.take, events: self._output.take_events}
         self._kills_before = oom_kills(_VMSTAT.read_text(encoding="ascii"))
@@ -115,11 +119,11 @@ class RankProcess:
     @property
     def sources(self) -> list[int]:
         """Where it may have said something."""
-        return [] if self.exit_code is not None else [*self._takers]
+        return [*self._takers]
 
     def pass_on(self, source: int) -> bool:
         """Some of what it has said there; False where nothing more will come."""
-        if data := os.read(source, 65536):
+        if data := os.read(source, READ_BYTES):
             self._takers[source](data)
             return True
         os.close(source)
@@ -127,8 +131,9 @@ class RankProcess:
         return False
 
     def send_signal(self, number: int) -> None:
-        if self.exit_code is None:
-            os.kill(self._pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            if self._pid:
+                os.kill(self._pid, number)
 
     def look(self) -> None:
         """Tell its end once it has ended, after its last words. Its own children may hold the pipes open, and are not
@@ -136,14 +141,23 @@ class RankProcess:
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if not pid:
             return
+        self._pid = 0
         for source in self.sources:
-            while select.select([source], [], [], 0)[0] and self.pass_on(source):
-                pass
+            for _ in range(PIPE_BYTES // READ_BYTES + 1):  # its children may write for ever
+                if not select.select([source], [], [], 0)[0] or not self.pass_on(source):
+                    break
         self._output.end()
+        self.close()
         self.exit_code = os.waitstatus_to_exitcode(status)
         killed = self.exit_code == -signal.SIGKILL
         oom = killed and oom_kills(_VMSTAT.read_text(encoding="ascii")) > self._kills_before
         self._output.say(line_of(Ended(self.exit_code, oom)))
+
+    def close(self) -> None:
+        """What it says is read no more."""
+        for source in self.sources:
+            os.close(source)
+        self._takers = {}
 
 
 def fork_rank(rank: int, run_dir: Path) -> RankProcess | None:
@@ -161,12 +175,15 @@ def fork_rank(rank: int, run_dir: Path) -> RankProcess | None:
         os.close(each)
     os.set_inheritable(events, True)
     os.environ[PIPE] = str(events)
-    _die_with(parent)
+    _be_rank(rank, parent)
     return None
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _be_rank(rank: int, parent: int) -> None:
+    """The kernel is to know it: by a name in `top`, as the first to end where memory is short, and with its parent."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, f"rank {rank}".encode())
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # which is gone already
         os._exit(1)
     try:
@@ -196,7 +213,7 @@ def watch(ranks: Sequence[RankProcess], attached: int | None = None) -> list[int
         for source in select.select([*of_rank, woken, *([] if attached is None else [attached])], [], [])[0]:
             if source in of_rank:
                 of_rank[source].pass_on(source)
-            elif not os.read(source, 65536):
+            elif not os.read(source, READ_BYTES):
                 attached = None
                 _send(ranks, signal.SIGKILL)
 

@@ -66,9 +66,10 @@ RESERVE_BYTES = 256 * 1024
 class Supervisor:
     """One run from its start to its end."""
 
-    def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER, waiting: Launcher | None = None) -> None:
-        """`waiting`: a launcher that was started before the launch was all known, on nodes that are ready."""
-        self.run_dir, self._launcher = run_dir, waiting
+    def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER, early: EarlyStart | None = None) -> None:
+        """`early`: what was started before all of the launch was known."""
+        self.run_dir, self._early = run_dir, early
+        self._launcher: Launcher | None = None
         self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self.seen = Observation(self.launch)
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -106,11 +107,11 @@ class Supervisor:
         try:
             self._prepare_folder()
             end, code = self._run()
-            if self._launcher:
-                self._launcher.kill()
         except OSError as error:
             reason = f"the head could not go on: {error}{_cure(error)}"
             end, code = Verdict("failed", reason, Cause(meaning_of(error))), None
+        if self._launcher:
+            self._launcher.kill()
         self._write_end(end, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
             nodes.link_results(self.launch)
@@ -132,7 +133,8 @@ class Supervisor:
         try:
             self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
-                self._launcher = launcher = launcher_on_nodes(self.launch, self._launcher)
+                waiting = self._early.launcher() if self._early else None
+                self._launcher = launcher = launcher_on_nodes(self.launch, waiting)
                 ship_all(self.launch)
                 self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
@@ -342,14 +344,16 @@ def main() -> int:
     parser.add_argument("--notices", type=Path, default=reclaim.FOLDER, help="where nodes leave the cloud's notices")
     parser.add_argument("--early", action="store_true", help="get the nodes ready, and wait until the run may begin")
     arguments = parser.parse_args()
-    run_dir, waiting = arguments.run.resolve(), None
+    run_dir, early = arguments.run.resolve(), None
     if arguments.early:
         early = EarlyStart(run_dir)
+        signal.signal(signal.SIGTERM, early.request_stop)
         if not early.wait():
             return 0
-        waiting = early.launcher
-    supervisor = Supervisor(run_dir, arguments.notices, waiting)
+    supervisor = Supervisor(run_dir, arguments.notices, early)
     signal.signal(signal.SIGTERM, supervisor.request_stop)
+    if early and early.stop_requested:
+        supervisor.request_stop()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return supervisor.main()
 
