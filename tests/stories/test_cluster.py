@@ -241,7 +241,7 @@ def test_fetching_again_moves_nothing(cluster, trained):
 
 def test_a_rank_killed_ends_the_run_with_its_name_and_leaves_no_orphan(disturbed):
     disturbed.wait_beyond(SAVE_EVERY)
-    disturbed.local.on("te3", f"pkill -KILL -f '{RANKS}'")
+    disturbed.local.on("te3", f"pkill -KILL '{RANKS}'")
     status = disturbed.wait_until_failed(within_s=60)
     rank = disturbed.rank_on("te3")  # the stages' neighbours are those with the fastest links between them
     assert (status["failed_node"], status["failed_rank"]) == ("te3", rank)
@@ -295,7 +295,7 @@ def test_a_rank_that_stands_still_is_named_and_its_stack_comes_home(disturbed):
     before = disturbed.steps()
     disturbed.resume("--set", "strategy=zero3", "--set", "save_every=1000")
     disturbed.wait_beyond(before + 2)
-    local.on("te3", f"pkill -STOP -f '{RANKS}'")
+    local.on("te3", f"pkill -STOP '{RANKS}'")
     status = disturbed.wait_until_failed(within_s=180)  # the others no longer hear it, and leave
     rank = disturbed.rank_on("te3")
     assert (status["failed_node"], status["failed_rank"]) == ("te3", rank), status

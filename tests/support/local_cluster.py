@@ -236,8 +236,8 @@ def run_id_in(output):
     return re.search(r"\b(tiny|mine)-\d{8}-\d{6}", output)[0]
 
 
-RANKS = "[p]ython -u -m training.node.finetune"
-"""For `pkill -f`; the shell that runs that is not matched."""
+RANKS = "^rank [0-9]+$"
+"""What ranks call themselves, for `pkill`."""
 
 
 class DisturbedRun:
@@ -261,11 +261,11 @@ class DisturbedRun:
         """Stops the head's ranks once the run is beyond a step, so that it does not end first. `go_on` has to follow
         within 30 s: then the other ranks take them for lost."""
         beyond = f"[ $(cat {self.folder}/metrics.jsonl 2>/dev/null | wc -l) -gt {step} ]"
-        look = f"until {beyond}; do sleep 0.05; done; pkill -STOP -f '{RANKS}'"
+        look = f"until {beyond}; do sleep 0.05; done; pkill -STOP '{RANKS}'"
         self.local.on("te1", f"timeout {timeout_s} sh -c {shlex.quote(look)}", timeout=timeout_s + 10)
 
     def go_on(self):
-        self.local.on("te1", f"pkill -CONT -f '{RANKS}'")
+        self.local.on("te1", f"pkill -CONT '{RANKS}'")
 
     def wait_until_stepping(self, timeout_s=120):
         """Until a start that was asked for just now is at its steps. Waited for on the head itself, since a look from
@@ -299,7 +299,7 @@ class DisturbedRun:
         return self.hosts().index(name)
 
     def ranks_on(self, name):
-        return self.local.on(name, f"pgrep -af 'training.node.finetune.*[-]-run.*{self.run_id}'; true").splitlines()
+        return self.local.on(name, f"pgrep -a '{RANKS}' | grep {self.run_id}; true").splitlines()
 
     def resume(self, *flags, local=None):
         before = self.checkpoints()[-1]

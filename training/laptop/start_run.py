@@ -201,7 +201,7 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
     training/node/finetune.py as a rank."""
     with locked_start(cluster) as lock, new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id:
         launch = cluster.launch_of(run_id, "training.node.finetune")
-        new_run.upload_new_run(cluster.head, launch, {RECIPE: request.recipe.to_toml()})
+        _upload_code(cluster.head, launch, request.recipe)
         if not request.dry:
             lock.start_early(launch)
         launch, nodes = with_slowest_first(launch, hardware_of_nodes(cluster.head, launch))
@@ -238,6 +238,11 @@ def _what_starts(launch: Launch, data: TrainingData) -> str:
     ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
     ignored = ignored_files_note(data.data.source) if data.data else ""
     return f"{launch.run_id}: {records}, {ranks}" + (ignored and f"\n{shown(ignored)}")
+
+
+def _upload_code(head: Head, launch: Launch, recipe: Recipe) -> None:
+    """What ranks begin with, whatever they are to learn from."""
+    new_run.upload_new_run(head, launch, {RECIPE: recipe.to_toml()})
 
 
 def _upload_data(head: Head, launch: Launch, request: StartRequest, base: BaseModel) -> None:

@@ -226,7 +226,7 @@ def test_ctrl_c_before_a_start_is_told_that_nothing_was_started_and_until_when_t
 
 
 def test_ctrl_c_from_the_moment_on_when_a_run_may_have_been_started_says_that_it_goes_on(at_hand, locked, capsys):
-    def start(launch):
+    def start(launch, early):
         raise KeyboardInterrupt
 
     at_hand.head.start = start
@@ -246,10 +246,12 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
     monkeypatch.setattr(
         start_lock.StartLock, "start_supervisor", lambda lock, launch: setattr(lock, "started_run", launch.run_id)
     )
+    monkeypatch.setattr(start_lock.StartLock, "start_early", lambda *_: None)
     steps = (
         "_base_model",
         "_what_starts",
-        "_upload_run",
+        "_upload_code",
+        "_upload_data",
         "_prepare_data",
         "read_facts",
         "_show_decision",

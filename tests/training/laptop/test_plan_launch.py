@@ -43,7 +43,7 @@ from training.laptop.tasks import train
 from training.models.names import load_recipe
 from training.node.prepare import raw_data
 from training.node.supervision.failure import rank_end
-from training.node.supervision.launcher_output import pass_on
+from training.node.supervision.launcher_output import Log, pass_on
 from training.run.events import Ended
 from training.run.folder import CLAIM, PREPARING, Status, begun, new_run_id, status_text
 from training.run.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
@@ -630,7 +630,7 @@ pdsh@te1: te1: ssh exited with exit code 70
 def test_a_log_shows_once_what_the_ranks_wrote_since_the_last_start(run: Path, capsys):
     """The lines of a stack stay together, where a rank wrote one of them twice and where ranks wrote at once."""
     for output in (EARLIER, WROTE.encode()):
-        pass_on(io.BytesIO(output), run / "logs" / "launcher.log", queue.Queue(), threading.Event())
+        pass_on(io.BytesIO(output), Log(run / "logs" / "launcher.log"), queue.Queue(), threading.Event())
     cluster, lines = cluster_of(HereHead(run.parent)), WROTE.splitlines()
     status.show_log(cluster, RUN, status.LogPart.OWN)
     assert capsys.readouterr().out.splitlines()[:-1] == [

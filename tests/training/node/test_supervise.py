@@ -294,7 +294,7 @@ def test_of_a_run_that_never_begins_nothing_is_left(start_on_nodes, lock_of_star
         shutil.rmtree(run_dir)
     assert supervisor.wait(60) == 0
     until(lambda: not processes_of(str(run_dir)), "no process of the run")
-    assert not run_dir.exists(), "the other node's"
+    assert not run_dir.exists()
 
 
 def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_on_nodes, tmp_path: Path):
