@@ -22,6 +22,7 @@ from training.laptop.run_look import RunLook, _plain
 from training.node.supervision.end_processes import processes_of
 from training.run import notices
 from training.run.causes import Cause
+from training.run.events import EVENTS
 from training.run.folder import Status
 from training.run.launch import LaunchError
 from training.run.notices import Notice, Reclaims, parse_notices, pending, read_release, release_text, words
@@ -184,7 +185,7 @@ def test_a_run_that_begins_after_the_notice_starts_no_rank(start):
 @pytest.mark.torch
 def test_a_notice_while_the_ranks_are_starting_is_heeded_as_soon_as_they_can(start):
     run_dir, supervisor = start("starts_slowly")
-    until((run_dir / "logs" / "launcher.log").exists)
+    until((run_dir / EVENTS).exists)  # with the first rank's start
     notice(run_dir.parent / "notices", "localhost", in_s=270)
     assert supervisor.wait(120) == 0
     assert status_of(run_dir).reason.endswith("; saved at step 1")
