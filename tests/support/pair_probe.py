@@ -19,12 +19,13 @@ from training.data.order import Order
 from training.data.sample import Sample
 from training.models.names import load_recipe
 from training.node.finetune import Run, RunProgress, optimizer_step
+from training.node.heartbeat import heartbeat_place
 from training.node.measuring import evaluate, held_gib
-from training.node.rank import place_of
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.strategy import LossSums, StepResult
 from training.node.strategies.zero import init_process_group
 from training.node.work import Work
+from training.run.place import place_of
 
 LENGTHS = (3, 9, 5, 7, 4, 8)
 SAMPLES = [Sample([number] * length, [number] * length) for number, length in enumerate(LENGTHS, 10)]
@@ -73,7 +74,7 @@ def rows_and_counts(replicas):
         return {"tokens_per_s": 1.0, "samples": 1, "epoch": 1.0, "step_s": 1.0, "time": "now"}
 
     rank = SimpleNamespace(
-        place=place_of(os.environ),
+        place=heartbeat_place(place_of(os.environ)),
         progress=SimpleNamespace(enter=lambda *_: None),
         stop_asked=lambda: False,
         say=lambda _: None,

@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from training.node.device import DeviceError, device
 from training.node.heartbeat import join as join_ranks
+from training.node.heartbeat import take_place
 from training.node.supervision.rank_process import NODE_FILE
 from training.run.causes import OF_CODE
 from training.run.comm_report import algbw_gbyte_s, busbw_gbyte_s
@@ -73,7 +74,7 @@ class Group:
 
 def join() -> Group:
     """Join the process group the launcher's environment describes. Raises DeviceError."""
-    mine = device(int(os.environ["LOCAL_RANK"]))
+    mine = device(take_place().local_rank)
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
     backend = "nccl" if mine.type == "cuda" else "gloo"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from training.run.events import Failed
+from training.run.place import PlaceError, RankPlace, place_of
 from training.text.problems import PEER_LOST
 
 if TYPE_CHECKING:
@@ -100,6 +102,30 @@ class HeartbeatPlace:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.node})"
+
+
+def take_place() -> RankPlace:
+    """This process's place, from then on also in torch's names. Where the environment is unclear, the program ends."""
+    try:
+        place = place_of(os.environ)
+    except PlaceError as error:
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+    if place != RankPlace():  # a process that nobody launched needs no names
+        os.environ |= place.variables
+    return place
+
+
+def heartbeat_place(place: RankPlace) -> HeartbeatPlace:
+    """Who this process is to the others; the heartbeat has the port after the master's."""
+    return HeartbeatPlace(
+        rank=place.rank,
+        local_rank=place.local_rank,
+        world_size=place.world_size,
+        node=socket.gethostname(),
+        head=place.master_address,
+        port=place.master_port + 1,
+    )
 
 
 def late_ranks(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -19,29 +18,16 @@ import torch.distributed as dist
 
 from training.node.checkpoint import CheckpointError
 from training.node.diagnosis.progress import PATIENCE_S, ProgressFile, debugged
-from training.node.heartbeat import LIMIT_S, Heartbeat, HeartbeatPlace
+from training.node.heartbeat import LIMIT_S, Heartbeat, heartbeat_place, take_place
 from training.run import causes
 from training.run.causes import CauseKind
 from training.run.events import Failed, emit
 from training.run.folder import LAUNCH
-from training.run.launch import MASTER_PORTS
 from training.text.problems import FAILED, PEER_LOST
 
 T = TypeVar("T")
 REASON = 2000
 """Characters of a reason that the supervisor is told."""
-
-
-def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
-    """Who this process is, from what the launcher sets; the heartbeat has the port after the master's."""
-    return HeartbeatPlace(
-        rank=int(environ.get("RANK", "0")),
-        local_rank=int(environ.get("LOCAL_RANK", "0")),
-        world_size=int(environ.get("WORLD_SIZE", "1")),
-        node=socket.gethostname(),
-        head=environ.get("MASTER_ADDR", "127.0.0.1"),
-        port=int(environ.get("MASTER_PORT", MASTER_PORTS[0])) + 1,
-    )
 
 
 class Rank:
@@ -51,7 +37,7 @@ class Rank:
         self.run_dir = run_dir
         launch = run_dir / LAUNCH
         self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
-        self.place = place_of(os.environ)
+        self.place = heartbeat_place(take_place())
         limit_s = PATIENCE_S if debugged(self.launch) else LIMIT_S
         self.heartbeat = Heartbeat(self.place, self.note_failure, limit_s)
         self.progress = ProgressFile(run_dir, self.place.rank)

@@ -228,6 +228,25 @@ def test_a_rank_that_a_fork_server_starts_has_the_runs_environment_and_knows_its
         assert not [name for name, value in OF_A_NODE.items() if seen.get(name) == value]
 
 
+@pytest.mark.parametrize(("rank", "code"), [("1", 0), ("x", 2)])
+def test_a_rank_that_mpirun_starts_has_the_names_that_torch_reads(tmp_path: Path, rank, code):
+    env = {**rank_env(str(tmp_path), "cpu"), "PATH": os.environ["PATH"]}
+    launch = replace(LAUNCH, hosts=HOSTS[1:2], run_dir=str(tmp_path), module="seen", python=sys.executable, env=env)
+    (tmp_path / LAUNCH_FILE).write_text(launch_text(launch))
+    (tmp_path / "training").symlink_to(Path(open_cluster.__file__).parents[1])
+    (tmp_path / "seen.py").write_text(SEEN)
+    of_mpi = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    argv = [sys.executable, "-m", "training.node.supervision.rank_start", "seen", "--run", tmp_path]
+    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | of_mpi, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    if code == 0:
+        seen = json.loads((tmp_path / "seen.json").read_text())
+        place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        assert seen.items() >= (env | place).items() and not [name for name in seen if name.startswith("OMPI")]
+    else:
+        assert done.stderr.startswith("OMPI_COMM_WORLD_RANK=x: ")
+
+
 def test_what_a_node_sets_for_all_its_users_is_read_as_pam_reads_it():
     text = """# of the vendor
     PATH="/usr/bin"

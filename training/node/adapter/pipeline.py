@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import copy
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from training.node.architecture import build
 from training.node.base_weights import check_weights_match_config
 from training.node.device import DeviceError, device
 from training.node.heartbeat import join as join_ranks
+from training.node.heartbeat import take_place
 from training.node.stages import LAYERS, read_tensors, shares
 from training.run.causes import OF_CODE
 from training.run.events import Failed, emit
@@ -211,7 +211,7 @@ def run(run_dir: Path) -> None:
     """What questions.json asks for, on this rank."""
     request = json.loads((run_dir / QUESTIONS).read_text(encoding="utf-8"))
     model_dir = Path(request["model"])
-    mine = device(int(os.environ["LOCAL_RANK"]))
+    mine = device(take_place().local_rank)
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
     join_ranks("nccl" if mine.type == "cuda" else "gloo", TIMEOUT)

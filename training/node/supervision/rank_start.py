@@ -19,6 +19,7 @@ from training.run.environment import left_out
 from training.run.events import PIPE
 from training.run.folder import LAUNCH
 from training.run.launch import parse_launch
+from training.run.place import PlaceError, place_of
 from training.text.problems import FINISHED, STOPPED
 
 LINGER_S = 5.0
@@ -40,11 +41,16 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True)
     arguments, others = parser.parse_known_args()
     launch = parse_launch((arguments.run / LAUNCH).read_text(encoding="utf-8"))
-    env = environment_of(launch, os.environ)
+    try:
+        place = place_of(os.environ)
+    except PlaceError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    env = environment_of(launch, os.environ) | place.variables
     dropped = [] if launch.here else left_out(launch.env, os.environ)
-    if dropped and os.environ["LOCAL_RANK"] == "0":
+    if dropped and place.local_rank == 0:
         print("of this node's environment its ranks do not get", *dropped, flush=True)
-    rank = fork_rank(int(os.environ["RANK"]), arguments.run)
+    rank = fork_rank(place.rank, arguments.run)
     if rank is None:
         argv = [sys.executable, "-u", "-m", arguments.module, "--run", str(arguments.run), *others]
         os.execve(sys.executable, argv, {**env, PIPE: os.environ[PIPE]})

@@ -183,16 +183,20 @@ from training.node.diagnosis.progress import STEP, ProgressFile
 def read_a_slow_disk():
     time.sleep(600)
 
-rank = int(os.environ["RANK"])
-progress = ProgressFile(Path(sys.argv[2]), rank)
-progress.enter(0, "load")
-dist.init_process_group("gloo", timeout=timedelta(seconds=600))
-for step in range(1000):
-    progress.enter(step, STEP)
-    if step == 6 and rank == 1:
-        read_a_slow_disk()
-    dist.all_reduce(torch.ones(4))
-    time.sleep(0.3)
+def main():
+    rank = int(os.environ["RANK"])
+    progress = ProgressFile(Path(sys.argv[2]), rank)
+    progress.enter(0, "load")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+    for step in range(1000):
+        progress.enter(step, STEP)
+        if step == 6 and rank == 1:
+            read_a_slow_disk()
+        dist.all_reduce(torch.ones(4))
+        time.sleep(0.3)
+
+if __name__ == '__main__':
+    main()
 """
 
 

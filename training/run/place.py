@@ -1,0 +1,121 @@
+"""Which rank of how many a process is, whichever launcher started it. Pure, standard library only.
+
+Each launcher has its own names for this in a process's environment; docs/launching.md lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from training.text.problems import UNUSABLE, TrainingError
+
+MASTER_PORT = 29500
+HERE = "127.0.0.1"
+_RANGES = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
+
+
+class PlaceError(TrainingError, ValueError):
+    """The environment does not say which rank this is; the message names the variable."""
+
+    exit_code = UNUSABLE
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a launcher calls a rank, their number, and the same among those of one node."""
+
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    with_it: str = ""
+    """A variable without which the others are those of another program."""
+
+
+LAUNCHERS = (
+    Names("torchrun, DeepSpeed, spotune", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Names(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Names("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Names("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    # a batch script itself has SLURM_PROCID=0 too, without a step
+    Names("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID"),
+)
+"""The first whose rank is there counts: torchrun or mpirun may run inside a job of Slurm, and not the reverse."""
+MASTERS = ("MASTER_ADDR", "PET_MASTER_ADDR", "DSTACK_MASTER_NODE_IP", "SKYPILOT_NODE_IPS", "SLURM_JOB_NODELIST")
+"""Where the ranks meet: an address, or a list whose first node it is."""
+PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A process among the ranks."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_address: str = HERE
+    master_port: int = MASTER_PORT
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The same in the names that torch and DeepSpeed read."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def place_of(environ: Mapping[str, str]) -> RankPlace:
+    """A process's place, the only one where no launcher says anything. Raises PlaceError."""
+    names = next((each for each in LAUNCHERS if each.rank in environ and (each.with_it or each.rank) in environ), None)
+    if names is None:
+        return RankPlace()
+    rank, world_size = _number(environ, names.rank), _number(environ, names.world_size)
+    if not rank < world_size:
+        raise PlaceError(f"{names.rank}={rank}: of {names.world_size}={world_size} ranks the last is {world_size - 1}")
+    master = next((_first(environ[name]) for name in MASTERS if environ.get(name)), "")
+    local_world_size = _number(environ, names.local_world_size, world_size if not master else 1)
+    if not master and world_size > local_world_size:
+        raise PlaceError(f"{world_size} ranks on several nodes, and none of {', '.join(MASTERS)} says where they meet")
+    port = next((name for name in PORTS if environ.get(name)), PORTS[0])
+    return RankPlace(
+        rank,
+        world_size,
+        _number(environ, names.local_rank, 0 if master else rank),
+        local_world_size,
+        master or HERE,
+        _number(environ, port, MASTER_PORT),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    text = environ.get(name, "").strip()
+    if not text and otherwise is not None:
+        return otherwise
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise PlaceError(f"{name}={text or 'nothing'}: a number is expected; the launcher sets it")
+    return int(text)
+
+
+def _first(nodes: str) -> str:
+    """The first node of a list: of addresses on lines, or as Slurm writes names, te[1-4,7]."""
+    first = nodes.split(maxsplit=1)[0] if nodes.split() else ""
+    match = _RANGES.match(first)
+    if match is None:
+        return ""
+    prefix, ranges = match.groups()
+    return prefix + re.split("[,-]", ranges, maxsplit=1)[0] if ranges else prefix
