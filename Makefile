@@ -36,7 +36,7 @@ test: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "not proof"
 
 # What make test leaves out: every model type, every fault at every call, every pair of strategies, parity with TRL, slow
-# links, four hosts, make gpu on an imitated card; and the whole of tests/stories/test_cycle.py.
+# links, four hosts, other launchers, make gpu on an imitated card; and the whole of tests/stories/test_cycle.py.
 proof: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 proof: system $(VENV)/tests arithmetic
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "proof or cycle"

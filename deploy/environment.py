@@ -67,6 +67,10 @@ def _without_hashes(entry: str) -> str:
     return entry.splitlines()[0].removesuffix("\\").rstrip()
 
 
+def _without(lock_text: str, left_out: str) -> str:
+    return _lines(text for name, text in requirements(lock_text) if name != left_out)
+
+
 def _on_cpu(name: str) -> bool:
     return name != "torch" and not CUDA_ONLY.match(name)
 
@@ -141,7 +145,7 @@ def environment_from(settings: Settings, lock: str) -> Environment:
     return Environment(
         provider=settings.python_provider,
         flavour=settings.torch_flavour,
-        lock=lock,
+        lock=lock if settings.launch.launcher == "mpirun" else _without(lock, "openmpi"),
         mirrors=settings.mirrors.resolved(),
         wheelhouse=settings.python.wheelhouse,
     )

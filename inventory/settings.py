@@ -143,9 +143,9 @@ class Driver(Section):
 class LaunchSettings(Section):
     """How a run's ranks are started."""
 
-    launcher: Literal["spotune", "deepspeed"] = "spotune"
+    launcher: Literal["spotune", "deepspeed", "torchrun", "mpirun"] = "spotune"
     """spotune: one process a node imports everything once and forks the ranks; deepspeed: DeepSpeed's launcher, over
-    pdsh."""
+    pdsh; torchrun: one on each node; mpirun: Open MPI's, which the base deploy then installs."""
 
 
 class Models(Section):

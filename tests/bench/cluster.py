@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,8 @@ from tests.bench import slow_links
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared, paired
 from tests.support.local_cluster import LocalCluster, run_id_in
 from tests.support.waiting import until
+from training.run.launch import parse_launch
+from training.run.launchers import launcher_files
 
 RUNS = 3
 STARTS = 3
@@ -193,14 +197,17 @@ def _by_hand(local: LocalCluster, folder: str) -> float:
     names = ",".join(node.name for node in local.cluster.nodes)
     local.on(
         "te1",
-        f"pdsh -S -w {names} 'cp -r {folder} {copy} && rm -rf {copy}/checkpoints {copy}/metrics.jsonl {copy}/logs/* "
-        f"&& sed -i s,{folder},{copy},g {copy}/launch.json {copy}/.deepspeed_env'",
+        f"pdsh -S -w {names} 'cp -rp {folder} {copy} && rm -rf {copy}/checkpoints {copy}/metrics.jsonl {copy}/logs/* "
+        f"&& sed -i s,{folder},{copy},g {copy}/launch.json'",
     )
+    launch = replace(parse_launch(local.on("te1", f"cat {copy}/launch.json")), launcher="deepspeed")
+    for name, text in launcher_files(launch).items():
+        local.on("te1", f"printf %s {shlex.quote(text)} > {copy}/{name}")
     head = local.cluster.head.private_address
     command = (
         f"cd {copy} && set -a && . ./.deepspeed_env && set +a && /data/env/bin/python -m deepspeed.launcher.runner "
         f"--hostfile={copy}/hostfile --master_addr={head} --module --no_local_rank "
-        f"training.node.supervision.rank_start training.node.finetune --run {copy} >/dev/null 2>&1"
+        f"training.node.supervision.rank_start {copy} >/dev/null 2>&1"
     )
     began = time.time()
     local.on("te1", command, timeout=240)

@@ -33,7 +33,8 @@ from training.recipe.recipe import Recipe
 from training.recipe.tables import DPO, Lora
 from training.run.folder import LAUNCH, LOCAL_RUNS, PLAN, checkpoint_folder, is_run_id, new_run_id
 from training.run.history import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
-from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
+from training.run.launch import Launch, LaunchError, launch_text
+from training.run.launchers import launcher_files
 from training.text.files import ADAPTER_WEIGHTS, STATE, SUMS, bounded_json, parse_sums
 
 TRIES = 10
@@ -57,11 +58,7 @@ def code_files(source: Path = SOURCE) -> dict[str, Path]:
 
 def launch_files(launch: Launch) -> dict[str, str]:
     """How the run is started; written anew by a resume, which may have other nodes."""
-    return {
-        LAUNCH: launch_text(launch),
-        "hostfile": hostfile(launch.hosts),
-        ".deepspeed_env": deepspeed_env(launch.env),
-    }
+    return {LAUNCH: launch_text(launch), **launcher_files(launch)}
 
 
 def plan_text(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.run.events import Failed
@@ -105,7 +106,8 @@ class HeartbeatPlace:
 
 
 def take_place() -> RankPlace:
-    """This process's place, from then on also in torch's names. Where the environment is unclear, the program ends."""
+    """This process's place, from then on also in torch's names, and the process's name in `top`. Where the environment
+    is unclear, the program ends."""
     try:
         place = place_of(os.environ)
     except PlaceError as error:
@@ -113,6 +115,8 @@ def take_place() -> RankPlace:
         sys.exit(error.exit_code)
     if place != RankPlace():  # a process that nobody launched needs no names
         os.environ |= place.variables
+    if "RANK" in os.environ:
+        Path("/proc/self/comm").write_text(f"rank {place.rank}", encoding="ascii")
     return place
 
 

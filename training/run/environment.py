@@ -19,10 +19,8 @@ AS_DEPLOYED = {
     "LD_PRELOAD": "",
 }
 """On nodes, Python runs what was deployed and nothing else; an empty value is as good as none."""
-_OF_LAUNCHER = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    VISIBLE,
-}
+AGENTS_STORE = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
+"""torchrun tells its ranks by these that they meet at its own store, at the master's port."""
 _OF_NODE = {
     *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),  # for wandb
@@ -37,7 +35,7 @@ _OF_LOGIN = re.compile(
 def env_on_node(env: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """A rank's environment on a node: of what the node itself has (`environ`) the little that it may add, and the run's
     `env`."""
-    return {name: environ[name] for name in environ if name in _OF_LAUNCHER | _OF_NODE} | dict(env)
+    return {name: environ[name] for name in environ if name in _OF_NODE} | dict(env)
 
 
 def left_out(env: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:

@@ -1,23 +1,16 @@
-"""What starts a run: launch.json, the launcher's command lines, the systemd unit. Pure.
-
-The launcher is spotune's own, a fork server on each node (training/node/supervision/fork_server.py), or DeepSpeed's:
-over pdsh where there are several nodes, directly where there is one.
-"""
+"""What starts a run: launch.json, the supervisor's command line, the systemd unit. Pure."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from training.run.environment import VISIBLE
-from training.run.events import RUN_VARIABLE
 from training.run.folder import unit_of
 from training.text.files import bounded_json
 from training.text.problems import UNUSABLE, TrainingError, first_problem
@@ -27,7 +20,7 @@ NO_DATA_DISK = (
     "deploy mounts it: {deploy}"
 )
 """A node that came back without its data disk would fill its system disk."""
-NO_ENVIRONMENT = "there is no {python}; the base deploy makes the environment: {deploy}"
+NO_ENVIRONMENT = "there is no {program}; the base deploy makes the environment: {deploy}"
 STOP_GRACE_S = 60
 """Shortest time that a stopped run's ranks have to finish their step, to save and to leave."""
 LONGEST_STOP_S = 3600
@@ -47,9 +40,6 @@ class LaunchError(TrainingError, RuntimeError):
     """A run cannot be started, followed or stopped; the message says why and what to do."""
 
     exit_code = UNUSABLE
-
-
-Launcher = Literal["spotune", "deepspeed"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ class Launch:
     """Of its report."""
     cluster: str = ""
     """The name of the cluster; empty: this machine."""
-    launcher: Launcher = "spotune"
+    launcher: Literal["spotune", "deepspeed", "torchrun", "mpirun"] = "spotune"
 
     @property
     def world_size(self) -> int:
@@ -161,64 +151,6 @@ def parse_launch(text: str) -> Launch:
         return _SCHEMA.validate_python(bounded_json(text))
     except ValidationError as error:
         raise ValueError(f"no launch: {first_problem(error)}") from error
-
-
-def hostfile(hosts: Sequence[Host]) -> str:
-    """DeepSpeed's hostfile. Names, not addresses: /etc/hosts and the known host keys are by name."""
-    return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
-
-
-def deepspeed_env(env: Mapping[str, str]) -> str:
-    """The file DeepSpeed's pdsh runner exports from. It splits every line at `=`: a blank line crashes it."""
-    for key, value in env.items():
-        if not key or set("=\n\" '#") & set(key) or set('\n"$`\\') & set(value):
-            raise LaunchError(f"{key}={value!r} cannot be passed through .deepspeed_env")
-    return "".join(f"{key}={value}\n" for key, value in env.items())
-
-
-def launcher_argv(launch: Launch, master_port: int) -> dict[str, list[str]]:
-    """The command lines that start a run's ranks, by node; all are run on the head, in the run folder, with
-    `launch.env` in the environment."""
-    if launch.launcher == "deepspeed":
-        return {launch.hosts[0].name: runner_argv(launch, master_port)}
-    return {host.name: fork_server_argv(launch, host) for host in launch.hosts}
-
-
-def fork_server_argv(launch: Launch, host: Host) -> list[str]:
-    """A node's fork server, over ssh but for the head's own. Nothing that a login on a node sets reaches its Python;
-    the mark of the run, by which its processes are found, is there from the start."""
-    program = ["-u", "-m", "training.node.supervision.fork_server", "--run", launch.run_dir, "--node", host.name]
-    if launch.here:
-        return [launch.python, *program]
-    clean = ["env", "-i", f"{RUN_VARIABLE}={launch.run_dir}", launch.python, "-sB", *program]
-    if host == launch.hosts[0]:
-        return clean
-    # with a shell that stays: of a command that a signal ended, ssh would say what it says of a lost connection
-    command = f"cd {shlex.quote(launch.run_dir)} && {shlex.join(clean)}; exit $?"
-    return ["ssh", *SSH_OPTIONS, host.name, command]
-
-
-def runner_argv(launch: Launch, master_port: int) -> list[str]:
-    """The command line of DeepSpeed's launcher.
-
-    Every rank is `python -m training.node.supervision.rank_start MODULE --run RUN_DIR ...`.
-    """
-    rank = ["training.node.supervision.rank_start", launch.module, "--run", launch.run_dir, *launch.arguments]
-    common = [f"--master_port={master_port}", "--module", "--no_local_rank"]
-    if launch.here or len(launch.hosts) == 1:
-        # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
-        # and puts these in CUDA_VISIBLE_DEVICES, whatever that was
-        world = base64.urlsafe_b64encode(json.dumps({"localhost": slots_of(launch, launch.hosts[0])}).encode()).decode()
-        launcher = ["deepspeed.launcher.launch", f"--world_info={world}"]
-    else:
-        launcher = ["deepspeed.launcher.runner", f"--hostfile={launch.run_dir}/hostfile"]
-    return [launch.python, "-u", "-m", *launcher, f"--master_addr={launch.master_address}", *common, *rank]
-
-
-def slots_of(launch: Launch, host: Host) -> list[str] | list[int]:
-    """The GPUs of a node, as CUDA_VISIBLE_DEVICES names them."""
-    named = launch.env.get(VISIBLE)
-    return named.split(",") if named else list(range(host.slots))
 
 
 def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:

@@ -25,15 +25,18 @@ from training.run.launch import (
     Host,
     Launch,
     LaunchError,
+    launch_text,
+    parse_launch,
+    sweep_command,
+    unit_argv,
+)
+from training.run.launchers import (
+    deepspeed_argv,
     deepspeed_env,
     fork_server_argv,
     hostfile,
-    launch_text,
     launcher_argv,
-    parse_launch,
-    runner_argv,
-    sweep_command,
-    unit_argv,
+    network_of,
 )
 
 HOSTS = (Host("te1", "10.0.0.11", 1), Host("te2", "10.0.0.12", 2), Host("te3", "10.0.0.13", 1))
@@ -136,7 +139,7 @@ def test_here_takes_no_gpu_that_cuda_visible_devices_hides(tmp_path, monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(open_cluster, "here_gpus", partial(open_cluster.here_gpus, tmp_path, tmp_path))
     launch = open_cluster.launch_here(Path(RUN), "m", "/usr/bin", tmp_path)
-    world = next(word for word in runner_argv(launch, 1) if word.startswith("--world_info="))
+    world = next(word for word in deepspeed_argv(launch, 1) if word.startswith("--world_info="))
     slots = json.loads(base64.urlsafe_b64decode(world.partition("=")[2]))["localhost"]
     assert (launch.hosts[0].slots, launch.env["DS_ACCELERATOR"], slots) == wanted
 
@@ -153,7 +156,7 @@ def test_values_that_the_export_line_would_change_are_refused(value: str):
 
 
 def test_deepspeeds_launcher_starts_several_nodes_over_the_hostfile_with_the_heads_private_address():
-    assert runner_argv(LAUNCH, 29500) == [
+    assert deepspeed_argv(LAUNCH, 29500) == [
         "/data/env/bin/python",
         "-u",
         "-m",
@@ -164,8 +167,6 @@ def test_deepspeeds_launcher_starts_several_nodes_over_the_hostfile_with_the_hea
         "--module",
         "--no_local_rank",
         "training.node.supervision.rank_start",
-        "training.node.finetune",
-        "--run",
         RUN,
     ]
 
@@ -187,9 +188,8 @@ def test_a_rank_of_several_nodes_has_the_runs_environment_and_little_of_its_node
         folder.mkdir()
     (tmp_path / ".deepspeed_env").write_text("# of root's\n\nNCCL_DEBUG=TRACE\n")
     env = {**rank_env(str(run), "cpu"), "PATH": f"{programs}:{os.environ['PATH']}"}
-    launch = replace(
-        LAUNCH, hosts=HOSTS[:1] + HOSTS[2:], run_dir=str(run), module="seen", python=sys.executable, env=env
-    )
+    launch = replace(LAUNCH, hosts=HOSTS[:1] + HOSTS[2:], run_dir=str(run), module="seen", env=env)
+    launch = replace(launch, launcher="deepspeed", python=sys.executable)
     for name, text in launch_files(launch).items():
         (run / name).write_text(text)
     (run / "training").symlink_to(Path(open_cluster.__file__).parents[1])
@@ -200,13 +200,11 @@ def test_a_rank_of_several_nodes_has_the_runs_environment_and_little_of_its_node
     for program in programs.iterdir():
         program.chmod(0o755)
     home = {"HOME": str(tmp_path)}
-    done = subprocess.run(runner_argv(launch, 29500), cwd=run, env=env | home, capture_output=True, text=True)
+    done = subprocess.run(deepspeed_argv(launch, 29500), cwd=run, env=env | home, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     seen = json.loads((run / "seen.json").read_text())
-    assert seen.items() >= env.items() and (seen["RANK"], seen["TMPDIR"]) == ("1", "/var/tmp")
-    assert {name for name, value in OF_A_NODE.items() if seen.get(name) == value} == {"TMPDIR"}
-    (line,) = [line for line in done.stdout.splitlines() if "UCX_TLS" in line.split()]
-    assert not (set(OF_A_NODE) - set(env) - {"TMPDIR", "GLOO_SOCKET_IFNAME"}) - set(line.split())
+    assert seen.items() >= env.items() and seen["RANK"] == "1"
+    assert not [name for name, value in OF_A_NODE.items() if seen.get(name) == value]
 
 
 def test_a_rank_that_a_fork_server_starts_has_the_runs_environment_and_knows_its_place(tmp_path: Path):
@@ -236,7 +234,7 @@ def test_a_rank_that_mpirun_starts_has_the_names_that_torch_reads(tmp_path: Path
     (tmp_path / "training").symlink_to(Path(open_cluster.__file__).parents[1])
     (tmp_path / "seen.py").write_text(SEEN)
     of_mpi = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    argv = [sys.executable, "-m", "training.node.supervision.rank_start", "seen", "--run", tmp_path]
+    argv = [sys.executable, "-m", "training.node.supervision.rank_start", "."]
     done = subprocess.run(argv, cwd=tmp_path, env=os.environ | of_mpi, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     if code == 0:
@@ -280,23 +278,60 @@ def test_on_this_machine_ranks_see_the_packages_and_libraries_that_the_command_s
 def test_a_fork_server_is_started_directly_on_the_head_and_over_ssh_elsewhere():
     argv = launcher_argv(LAUNCH, 29500)
     assert list(argv) == ["te1", "te2", "te3"]
-    program = [LAUNCH.python, "-sB", "-u", "-m", "training.node.supervision.fork_server", "--run", RUN, "--node"]
-    clean = ["env", "-i", f"SPOTUNE_RUN={RUN}", *program]
+    program = [LAUNCH.python, "-u", "-m", "training.node.supervision.fork_server", "--run", RUN, "--node"]
+    clean = ["env", "-i", f"SPOTUNE_RUN={RUN}", "PYTHONNOUSERSITE=1", "PYTHONDONTWRITEBYTECODE=1", *program]
     assert argv["te1"] == [*clean, "te1"]
     assert argv["te2"][0] == "ssh" and argv["te2"][-2:] == ["te2", f"cd {RUN} && {shlex.join(clean)} te2; exit $?"]
-    assert list(launcher_argv(replace(LAUNCH, launcher="deepspeed"), 29500)) == ["te1"]
+
+
+def test_torchruns_own_parser_takes_the_command_line_of_every_node():
+    run = pytest.importorskip("torch.distributed.run", reason="needs the [train] extra")
+    argv = launcher_argv(replace(LAUNCH, launcher="torchrun"), 29500)
+    words = {host: shlex.split(line[-1].partition(";")[0]) if host != "te1" else line for host, line in argv.items()}
+    told = {host: run.parse_args(line[line.index("torch.distributed.run") + 1 :]) for host, line in words.items()}
+    places = {host: (each.nnodes, each.nproc_per_node, each.node_rank) for host, each in told.items()}
+    assert places == {"te1": ("3", "1", 0), "te2": ("3", "2", 1), "te3": ("3", "1", 2)}
+    assert {(each.master_addr, each.master_port, each.rdzv_backend) for each in told.values()} == {
+        ("10.0.0.11", 29500, "static")
+    }
+    assert [each.training_script for each in told.values()] == ["training.node.supervision.rank_start"] * 3
+    assert all(each.module and each.training_script_args == [RUN] for each in told.values())
+
+
+@pytest.mark.parametrize(
+    ("addresses", "network"),
+    [
+        (["10.0.0.11", "10.0.0.12", "10.0.0.13"], "10.0.0.8/29"),
+        (["10.0.3.1", "10.0.0.254"], "10.0.0.0/22"),
+        (["10.0.0.11"], "10.0.0.11/32"),
+        (["fd00::1", "fd00::2"], "fd00::/126"),
+    ],
+)
+def test_mpiruns_daemons_talk_in_the_smallest_network_of_all_nodes(addresses, network):
+    assert network_of(addresses) == network
+
+
+def test_mpirun_is_told_each_node_with_its_slots():
+    (argv,) = launcher_argv(replace(LAUNCH, launcher="mpirun"), 29500).values()
+    assert argv[0] == "/data/env/bin/mpirun" and argv[argv.index("--host") + 1] == "te1:1,te2:2,te3:1"
+    assert {f"SPOTUNE_RUN={RUN}", "MASTER_ADDR=10.0.0.11", "MASTER_PORT=29500"} <= {*argv}
+
+
+@pytest.mark.parametrize(("launcher", "files"), [("spotune", set()), ("deepspeed", {"hostfile", ".deepspeed_env"})])
+def test_only_deepspeeds_launcher_reads_files_of_its_own(launcher, files):
+    assert launch_files(replace(LAUNCH, launcher=launcher)).keys() == {LAUNCH_FILE, *files}
 
 
 def test_deepspeeds_own_parser_takes_the_command_line():
     runner = pytest.importorskip("deepspeed.launcher.runner", reason="needs the [train] extra")
-    arguments = runner.parse_args(runner_argv(LAUNCH, 29500)[4:])
+    arguments = runner.parse_args(deepspeed_argv(LAUNCH, 29500)[4:])
     assert arguments.user_script == "training.node.supervision.rank_start"
-    assert arguments.user_args == ["training.node.finetune", "--run", RUN]
+    assert arguments.user_args == [RUN]
     assert (arguments.module, arguments.no_local_rank, arguments.master_port) == (True, True, 29500)
 
 
 def test_one_node_is_started_without_pdsh():
-    argv = runner_argv(replace(LAUNCH, hosts=HOSTS[1:2]), 29500)
+    argv = deepspeed_argv(replace(LAUNCH, hosts=HOSTS[1:2]), 29500)
     assert argv[3] == "deepspeed.launcher.launch"
     assert "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19" in argv  # {"localhost": [0, 1]}
 

@@ -47,6 +47,12 @@ def test_a_run_is_finished_only_when_every_rank_said_so():
     assert verdict(seen(*all_well[:3]), False, 0).state == "failed"
 
 
+def test_a_launcher_that_ends_before_any_rank_has_started_is_quoted():
+    end = verdict(seen("-" * 74, "no interface", "-" * 74), False, 1)
+    assert (end.node, end.rank, end.cause) == ("te1", None, Cause("not_launched", code=1))
+    assert "(no interface)" in end.reason
+
+
 def test_a_launcher_that_ends_with_0_after_its_pdsh_was_killed_is_no_success():
     end = verdict(seen(of_rank(0, Started(7))), False, 0)
     assert (end.state, end.rank) == ("failed", 0)

@@ -211,7 +211,7 @@ wait $!
 """
 
 
-BOTH = pytest.mark.parametrize("launcher", ["spotune", "deepspeed"])
+EACH = pytest.mark.parametrize("launcher", ["spotune", "deepspeed", "torchrun"])
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def start_on_nodes(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Pa
     return lambda program, **more: start(program, hosts=hosts, here=False, **{"data_disk": "/", **more})
 
 
-@BOTH
+@EACH
 def test_ranks_on_nodes_get_the_environment_and_a_run_finishes(start_on_nodes, launcher):
     run_dir, supervisor = start_on_nodes("shows_its_environment", launcher=launcher)
     assert supervisor.wait(120) == 0
@@ -389,7 +389,7 @@ def make_supervisor(run: Path) -> Supervisor:
     return Supervisor(run)
 
 
-@BOTH
+@EACH
 def test_a_killed_rank_is_named_with_its_node(start_on_nodes, launcher):
     run_dir, supervisor = start_on_nodes("waits", launcher=launcher)
     wait_for_output(run_dir, 0, "waiting 0")
@@ -400,7 +400,7 @@ def test_a_killed_rank_is_named_with_its_node(start_on_nodes, launcher):
     assert processes_of(str(run_dir)) == []
 
 
-@BOTH
+@EACH
 def test_a_node_whose_connection_ends_is_named(start_on_nodes, launcher):
     run_dir, supervisor = start_on_nodes("waits", launcher=launcher)
     wait_for_output(run_dir, 1, "waiting 1")

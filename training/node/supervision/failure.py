@@ -148,18 +148,18 @@ class Observation:
             yield Symptom(1, "the head lost all other nodes at once: look at its own network first", gone, others[0])
         else:
             for name in lost:
-                reason = f"node {name} was lost: it no longer answers the head{self._ssh_words(name)}"
+                reason = f"node {name} was lost: it no longer answers the head{self.words_of(name)}"
                 yield Symptom(1, reason, gone, name)
         failed_on = {self.launch.host_of(rank).name for rank, end in self.ended.items() if end.code not in GOOD_ENDS}
         for name, code in self.node_codes.items():
             if code not in {SSH_LOST_CODE, 0} and name not in failed_on:
                 yield Symptom(
-                    5, f"the launcher on {name} {_end_of(code)}{self._ssh_words(name)}", _not_launched(code), name
+                    5, f"the launcher on {name} {_end_of(code)}{self.words_of(name)}", _not_launched(code), name
                 )
 
-    def _ssh_words(self, name: str) -> str:
-        # without the chatter of DeepSpeed's launcher
-        words = [line.strip() for line in self.node_lines[name] if line.strip() and "[INFO]" not in line]
+    def words_of(self, name: str) -> str:
+        """The last that a node's launcher said, in brackets; without DeepSpeed's chatter and mpirun's frames."""
+        words = [line.strip() for line in self.node_lines[name] if line.strip(" -") and "[INFO]" not in line]
         return f" ({words[-1]})" if words else ""
 
     def _of_ranks(self) -> Iterable[Symptom]:
@@ -292,4 +292,7 @@ def _unheard(seen: Observation, launcher_code: int | None) -> Symptom:
     node = seen.launch.host_of(rank).name if rank is not None else None
     end = "still runs" if launcher_code is None else f"ended with code {launcher_code}"
     reason = f"rank {rank} on {node} was not heard to end although the launcher {end}"
+    if launcher_code and not seen.started:
+        head = seen.launch.hosts[0].name
+        return Symptom(9, f"the launcher {end}{seen.words_of(head)}", _not_launched(launcher_code), head)
     return Symptom(9, reason, Cause("unheard", code=launcher_code), node, rank)

@@ -16,19 +16,19 @@ import ctypes
 import gc
 import importlib
 import os
-import pwd
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from training.node.supervision.rank_process import RankProcess, environment_of, fork_rank, watch
-from training.run.environment import VISIBLE, left_out, parse_etc_environment
+from training.node.supervision.rank_process import RankProcess, environment_of, fork_rank, of_login, watch
+from training.run.environment import left_out
 from training.run.folder import LAUNCH
-from training.run.launch import Launch, parse_launch, slots_of
+from training.run.launch import Launch, parse_launch
+from training.run.launchers import place_variables
+from training.run.place import RankPlace
 
-_ETC_ENVIRONMENT = Path("/etc/environment")
 _CUDA_NOT_INITIALIZED = 3
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--node", required=True)
     arguments = parser.parse_args()
     launch = _read(arguments.run)
-    of_node = dict(os.environ) if launch.here else _of_login()
+    of_node = dict(os.environ) if launch.here else of_login()
     env = environment_of(launch, of_node)
     _set_environment(env)
     program = _imported(launch.module)
@@ -50,15 +50,15 @@ def main() -> int:
         program = None
         _set_environment(environment_of(launch, of_node))
     if not launch.here and (names := left_out(launch.env, of_node)):
-        print("of this node's environment its ranks do not get", *names, flush=True)
-    os.environ |= _common_place(launch, arguments.node, int(line))
-    ranks = list[RankProcess]()
-    for local_rank, number in enumerate(launch.ranks_of(arguments.node)):
+        print(f"of {arguments.node}'s environment its ranks do not get", *names, flush=True)
+    ranks, numbers = list[RankProcess](), launch.ranks_of(arguments.node)
+    for local_rank, number in enumerate(numbers):
         process = fork_rank(number, arguments.run)
         if process is None:
             for each in ranks:
                 each.close()
-            os.environ |= {"RANK": str(number), "LOCAL_RANK": str(local_rank)}
+            place = RankPlace(number, launch.world_size, local_rank, len(numbers), launch.master_address, int(line))
+            os.environ |= place_variables(launch, place)
             return _run(launch, program)
         ranks.append(process)
     watch(ranks, attached=sys.stdin.fileno())
@@ -72,17 +72,6 @@ def _read(run_dir: Path) -> Launch:
 def _set_environment(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
-
-
-def _of_login() -> dict[str, str]:
-    """What a login on this node has, however this program was started: its user's, and what /etc/environment sets."""
-    user = pwd.getpwuid(os.getuid())
-    try:
-        settings = parse_etc_environment(_ETC_ENVIRONMENT.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        settings = {}
-    names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
-    return {"LANG": "C.UTF-8", **settings, **names}
 
 
 def _imported(module: str) -> ModuleType | None:
@@ -101,21 +90,6 @@ def driver_started() -> bool:
         return False
     count = ctypes.c_int()
     return int(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))) != _CUDA_NOT_INITIALIZED
-
-
-def _common_place(launch: Launch, node: str, port: int) -> dict[str, str]:
-    """What tells the ranks of a node where they are among all, in the names that torchrun and DeepSpeed use."""
-    host = next(each for each in launch.hosts if each.name == node)
-    return {
-        "MASTER_ADDR": launch.master_address,
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(launch.world_size),
-        "LOCAL_WORLD_SIZE": str(host.slots),
-        "LOCAL_SIZE": str(host.slots),
-        "CROSS_RANK": str(launch.hosts.index(host)),
-        "CROSS_SIZE": str(len(launch.hosts)),
-        VISIBLE: ",".join(map(str, slots_of(launch, host))),
-    }
 
 
 def _run(launch: Launch, program: ModuleType | None) -> int:

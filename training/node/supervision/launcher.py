@@ -1,4 +1,4 @@
-"""The processes on the head that start a run's ranks (training/run/launch.py says which), and what they bring there."""
+"""The processes on the head that start a run's ranks (which: training/run/launchers.py), and what they bring there."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from pathlib import Path
 from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, Log, pass_on, put, say
 from training.node.supervision.nodes import NodeError, make_ready, on_hosts, ship_code
 from training.run.folder import LAUNCHER_LOG
-from training.run.launch import Host, Launch, launcher_argv
+from training.run.launch import Host, Launch
+from training.run.launchers import ON_EACH_NODE, launcher_argv
 
 
 class Launcher:
-    """A run's launcher. What it says goes into the run's log and, until `ended`, to `lines`; the ends of fork servers
-    follow there."""
+    """A run's launcher. What it says goes into the run's log and, until `ended`, to `lines`; where there is one for
+    each node, their ends follow there."""
 
     def __init__(self, launch: Launch) -> None:
         self.lines: Lines = queue.Queue(QUEUED)
         self.ended = threading.Event()
         self._launch, self._forks = launch, launch.launcher == "spotune"
+        self._on_each_node = launch.launcher in ON_EACH_NODE
         self._processes = dict[str, subprocess.Popen[bytes]]()
         self._log: Log | None = None
         self._starting = threading.Lock()
@@ -61,9 +63,9 @@ class Launcher:
     def _bring(self, host: str, process: subprocess.Popen[bytes], log: Log) -> None:
         """Thread: what one of them says, and that it has ended."""
         assert process.stdout is not None
-        several = self._forks and len(self._launch.hosts) > 1
+        several = self._on_each_node and len(self._launch.hosts) > 1
         pass_on(process.stdout, log, self.lines, self.ended, host if several else "")
-        if self._forks:
+        if self._on_each_node:
             put(self.lines, HostEnd(host, process.wait()), self.ended)
 
     def poll(self) -> int | None:
@@ -112,7 +114,7 @@ def _started(launch: Launch, argv: list[str], talks: bool) -> subprocess.Popen[b
     return subprocess.Popen(
         argv,
         cwd=launch.run_dir,
-        env={**os.environ, **launch.env},
+        env={"HOME": str(Path.home()), **os.environ, **launch.env},  # systemd sets none; mpirun needs one
         stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ from training.run.folder import CHECKPOINTS, CLAIM, GO, HANG, METRICS, PREPARING
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
 from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, SSH_OPTIONS, Host, Launch, sweep_command
+from training.run.launchers import launcher_programs
 from training.text.files import Frame
 
 PING_TIMEOUT_S = 3.0
@@ -142,9 +143,9 @@ def _make_folder(launch: Launch, host: Host) -> None:
         cache = shlex.quote(str(runs.parent / "cache"))
         steps = [
             _checked(f"mountpoint -q {shlex.quote(disk)}", NO_DATA_DISK.format(disk=disk, deploy=launch.deploy)),
-            _checked(
-                f"test -x {shlex.quote(launch.python)}",
-                NO_ENVIRONMENT.format(python=launch.python, deploy=launch.deploy),
+            *(
+                _checked(f"test -x {shlex.quote(each)}", NO_ENVIRONMENT.format(program=each, deploy=launch.deploy))
+                for each in launcher_programs(launch)
             ),
             *steps,
             f"chmod 700 {shlex.quote(str(runs))}",  # nobody else's to read, as are data that were prepared

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pwd
 import select
 import signal
 import sys
@@ -20,14 +21,15 @@ from pathlib import Path
 from typing import IO
 
 from training.recipe.tables import NF4
-from training.run.environment import env_on_node
+from training.run.environment import env_on_node, parse_etc_environment
 from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakable
 from training.run.folder import RECIPE
 from training.run.launch import Launch
 from training.text.hidden import VARIABLE
 
 NODE_FILE = Path("/etc/spotune/node.json")
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_ETC_ENVIRONMENT = Path("/etc/environment")
+_PR_SET_PDEATHSIG = 1
 _HEADROOM = 200
 """The ranks' OOM score: the kernel then kills a rank rather than sshd or the supervisor."""
 _VMSTAT = Path("/proc/vmstat")
@@ -45,6 +47,17 @@ def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
         return env
     # gloo takes its interface from the environment only; the deploy found it and wrote it down
     return {"GLOO_SOCKET_IFNAME": json.loads(NODE_FILE.read_text(encoding="utf-8"))["interface"], **env}
+
+
+def of_login() -> dict[str, str]:
+    """What a login on this node has, however this program was started: its user's, and what /etc/environment sets."""
+    user = pwd.getpwuid(os.getuid())
+    try:
+        settings = parse_etc_environment(_ETC_ENVIRONMENT.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        settings = {}
+    names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+    return {"LANG": "C.UTF-8", **settings, **names}
 
 
 def oom_kills(vmstat: str) -> int:
@@ -175,15 +188,13 @@ def fork_rank(rank: int, run_dir: Path) -> RankProcess | None:
         os.close(each)
     os.set_inheritable(events, True)
     os.environ[PIPE] = str(events)
-    _be_rank(rank, parent)
+    _be_rank(parent)
     return None
 
 
-def _be_rank(rank: int, parent: int) -> None:
-    """The kernel is to know it: by a name in `top`, as the first to end where memory is short, and with its parent."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, f"rank {rank}".encode())
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _be_rank(parent: int) -> None:
+    """The kernel is to end it with its parent, and as the first where memory is short."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # which is gone already
         os._exit(1)
     try:

@@ -1,8 +1,9 @@
 """What another launcher than spotune's own starts once per rank: it runs the real program and says how it ended.
 
-`python -m training.node.supervision.rank_start training.node.finetune --run DIR ...`
+`python -m training.node.supervision.rank_start RUN_DIR`
 
-DeepSpeed's launcher does not say which of a node's ranks died, nor of what; this does. It imports no torch.
+Launchers do not say which of a node's ranks died, nor of what; this does. It imports no torch. Program and options are
+in launch.json: some launchers would take those options for theirs.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from training.node.supervision.rank_process import environment_of, fork_rank, watch
-from training.run.environment import left_out
+from training.node.supervision.rank_process import environment_of, fork_rank, of_login, watch
+from training.run.environment import AGENTS_STORE, left_out
 from training.run.events import PIPE
 from training.run.folder import LAUNCH
 from training.run.launch import parse_launch
+from training.run.launchers import place_variables
 from training.run.place import PlaceError, place_of
 from training.text.problems import FINISHED, STOPPED
 
@@ -28,8 +30,8 @@ be the cause and about to say so. The supervisor, which knows already, does not 
 
 
 def launcher_code(code: int) -> int:
-    """What to tell DeepSpeed's launcher: at a non-zero code it ends the node's other ranks at once, so a rank
-    that left on request must not look like a failure while its neighbour still saves."""
+    """What to tell the launcher: at a non-zero code it ends the node's other ranks at once, so a rank that left on
+    request must not look like a failure while its neighbour still saves."""
     if code in {FINISHED, STOPPED}:
         return 0
     return code if code > 0 else 128 - code
@@ -37,22 +39,23 @@ def launcher_code(code: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("module")
-    parser.add_argument("--run", type=Path, required=True)
-    arguments, others = parser.parse_known_args()
-    launch = parse_launch((arguments.run / LAUNCH).read_text(encoding="utf-8"))
+    parser.add_argument("run_dir", type=Path)
+    run_dir = parser.parse_args().run_dir.resolve()
+    launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
     try:
         place = place_of(os.environ)
     except PlaceError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    env = environment_of(launch, os.environ) | place.variables
-    dropped = [] if launch.here else left_out(launch.env, os.environ)
+    of_node = dict(os.environ) if launch.here else of_login()
+    env = environment_of(launch, of_node) | place_variables(launch, place)
+    env |= {name: os.environ[name] for name in AGENTS_STORE if name in os.environ}
+    dropped = [] if launch.here else left_out(launch.env, of_node)
     if dropped and place.local_rank == 0:
-        print("of this node's environment its ranks do not get", *dropped, flush=True)
-    rank = fork_rank(place.rank, arguments.run)
+        print(f"of {launch.host_of(place.rank).name}'s environment its ranks do not get", *dropped, flush=True)
+    rank = fork_rank(place.rank, run_dir)
     if rank is None:
-        argv = [sys.executable, "-u", "-m", arguments.module, "--run", str(arguments.run), *others]
+        argv = [sys.executable, "-u", "-m", launch.module, "--run", str(run_dir), *launch.arguments]
         os.execve(sys.executable, argv, {**env, PIPE: os.environ[PIPE]})
     (code,) = map(launcher_code, watch([rank]))
     if code != 0:

@@ -1,0 +1,162 @@
+"""The command lines of the launchers that a run's ranks can be started by, and what a rank is told. Pure.
+
+spotune's own is a fork server on each node (training/node/supervision/fork_server.py). Each of the others starts
+`python -m training.node.supervision.rank_start RUN_DIR` for every rank.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from training.run.environment import VISIBLE
+from training.run.events import RUN_VARIABLE
+from training.run.launch import SSH_OPTIONS, Host, Launch, LaunchError
+from training.run.place import RankPlace
+
+ON_EACH_NODE = {"spotune", "torchrun"}
+"""The head starts these once per node; the others once, and they reach the other nodes themselves."""
+HOSTFILE, DEEPSPEED_ENV = "hostfile", ".deepspeed_env"
+
+
+def launcher_argv(launch: Launch, master_port: int) -> dict[str, list[str]]:
+    """The command lines that start a run's ranks, by node; all are run on the head, in the run folder, with
+    `launch.env` in the environment."""
+    if launch.launcher == "deepspeed":
+        return {launch.hosts[0].name: deepspeed_argv(launch, master_port)}
+    if launch.launcher == "mpirun":
+        return {launch.hosts[0].name: mpirun_argv(launch, master_port)}
+    if launch.launcher == "torchrun":
+        return {host.name: torchrun_argv(launch, host, master_port) for host in launch.hosts}
+    return {host.name: fork_server_argv(launch, host) for host in launch.hosts}
+
+
+def launcher_files(launch: Launch) -> dict[str, str]:
+    """What its launcher reads in the run folder, by name."""
+    if launch.launcher != "deepspeed":
+        return {}
+    return {HOSTFILE: hostfile(launch.hosts), DEEPSPEED_ENV: deepspeed_env(launch.env)}
+
+
+def launcher_programs(launch: Launch) -> list[str]:
+    """What a node has to have for it, whole paths."""
+    return [launch.python, *([_mpirun(launch)] if launch.launcher == "mpirun" else [])]
+
+
+def fork_server_argv(launch: Launch, host: Host) -> list[str]:
+    """A node's fork server."""
+    return _on_node(
+        launch, host, ["training.node.supervision.fork_server", "--run", launch.run_dir, "--node", host.name]
+    )
+
+
+def torchrun_argv(launch: Launch, host: Host, master_port: int) -> list[str]:
+    """A node's torchrun. Its static rendezvous numbers the ranks in the order of the nodes, which c10d would not."""
+    place = [
+        f"--nnodes={len(launch.hosts)}",
+        f"--nproc-per-node={host.slots}",
+        f"--node-rank={launch.hosts.index(host)}",
+    ]
+    master = [f"--master-addr={launch.master_address}", f"--master-port={master_port}"]
+    return _on_node(launch, host, ["torch.distributed.run", *place, *master, "--module", *_rank(launch)])
+
+
+def mpirun_argv(launch: Launch, master_port: int) -> list[str]:
+    """Open MPI's mpirun, as root, with a rank for every slot in the order of the hosts."""
+    slots = ",".join(f"{host.name}:{host.slots}" for host in launch.hosts)
+    told = {RUN_VARIABLE: launch.run_dir, "MASTER_ADDR": launch.master_address, "MASTER_PORT": str(master_port)}
+    told |= {name: launch.env[name] for name in ("PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE") if name in launch.env}
+    its_own = {"plm_ssh_agent": shlex.join(["ssh", *SSH_OPTIONS]), "plm_ssh_no_tree_spawn": "1"}
+    its_own["prte_if_include"] = network_of([host.private_address for host in launch.hosts])
+    return [
+        *(_mpirun(launch), "--allow-run-as-root", "--bind-to", "none", "--host", slots, "-np", str(launch.world_size)),
+        *(word for name, value in its_own.items() for word in ("--prtemca", name, value)),
+        *(word for name, value in told.items() for word in ("-x", f"{name}={value}")),
+        *(launch.python, "-u", "-m", *_rank(launch)),
+    ]
+
+
+def network_of(addresses: Sequence[str]) -> str:
+    """The smallest network that all addresses are in, in CIDR notation."""
+    numbers = [ipaddress.ip_address(address) for address in addresses]
+    low, high = min(int(each) for each in numbers), max(int(each) for each in numbers)
+    prefix = numbers[0].max_prefixlen - (low ^ high).bit_length()
+    return str(ipaddress.ip_network(f"{numbers[0]}/{prefix}", strict=False))
+
+
+def deepspeed_argv(launch: Launch, master_port: int) -> list[str]:
+    """The command line of DeepSpeed's launcher."""
+    common = [f"--master_addr={launch.master_address}", f"--master_port={master_port}", "--module", "--no_local_rank"]
+    if launch.here or len(launch.hosts) == 1:
+        # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
+        # and puts these in CUDA_VISIBLE_DEVICES, whatever that was
+        world = base64.urlsafe_b64encode(json.dumps({"localhost": slots_of(launch, launch.hosts[0])}).encode()).decode()
+        launcher = ["deepspeed.launcher.launch", f"--world_info={world}"]
+    else:
+        launcher = ["deepspeed.launcher.runner", f"--hostfile={launch.run_dir}/{HOSTFILE}"]
+    return [launch.python, "-u", "-m", *launcher, *common, *_rank(launch)]
+
+
+def hostfile(hosts: Sequence[Host]) -> str:
+    """DeepSpeed's hostfile. Names, not addresses: /etc/hosts and the known host keys are by name."""
+    return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+
+
+def deepspeed_env(env: Mapping[str, str]) -> str:
+    """The file DeepSpeed's pdsh runner exports from. It splits every line at `=`: a blank line crashes it."""
+    for key, value in env.items():
+        if not key or set("=\n\" '#") & set(key) or set('\n"$`\\') & set(value):
+            raise LaunchError(f"{key}={value!r} cannot be passed through {DEEPSPEED_ENV}")
+    return "".join(f"{key}={value}\n" for key, value in env.items())
+
+
+def slots_of(launch: Launch, host: Host) -> list[str] | list[int]:
+    """The GPUs of a node, as CUDA_VISIBLE_DEVICES names them."""
+    named = launch.env.get(VISIBLE)
+    return named.split(",") if named else list(range(host.slots))
+
+
+def place_variables(launch: Launch, place: RankPlace) -> dict[str, str]:
+    """What tells a rank its place, in the names that torch and DeepSpeed read."""
+    host = launch.host_of(place.rank)
+    return place.variables | {
+        "LOCAL_SIZE": str(place.local_world_size),
+        "CROSS_RANK": str(launch.hosts.index(host)),
+        "CROSS_SIZE": str(len(launch.hosts)),
+        VISIBLE: ",".join(map(str, slots_of(launch, host))),
+    }
+
+
+def _rank(launch: Launch) -> list[str]:
+    """The module that runs as each rank, and its argument."""
+    return ["training.node.supervision.rank_start", launch.run_dir]
+
+
+def _on_node(launch: Launch, host: Host, module: list[str]) -> list[str]:
+    """A module run on a node, over ssh but for the head's own. Nothing that a login on a node sets reaches its Python;
+    the mark of the run, by which its processes are found, is there from the start."""
+    program = [launch.python, "-u", "-m", *module]
+    if launch.here:
+        return program
+    clean = [
+        "env",
+        "-i",
+        f"{RUN_VARIABLE}={launch.run_dir}",
+        "PYTHONNOUSERSITE=1",
+        "PYTHONDONTWRITEBYTECODE=1",
+        *program,
+    ]
+    if host == launch.hosts[0]:
+        return clean
+    # with a shell that stays: of a command that a signal ended, ssh would say what it says of a lost connection
+    command = f"cd {shlex.quote(launch.run_dir)} && {shlex.join(clean)}; exit $?"
+    return ["ssh", *SSH_OPTIONS, host.name, command]
+
+
+def _mpirun(launch: Launch) -> str:
+    """Beside the run's Python, the same on every node."""
+    return str(PurePosixPath(launch.python).with_name("mpirun"))
