@@ -1,10 +1,12 @@
 """Ranks started by the launchers of others, on real hosts: what a run says and what it learns stays the same."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from tests.support.local_cluster import RANKS, DisturbedRun, LocalCluster
+from tests.support.local_cluster import RANKS, DisturbedRun, LocalCluster, run_id_in
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch, pytest.mark.proof]
@@ -44,8 +46,8 @@ def environment_on(run, name):
     return {each: value for each, value in env.items() if not each.startswith("TORCHELASTIC_")}
 
 
-def losses(run):
-    rows = map(json.loads, run.local.on("te1", f"cat {run.folder}/metrics.jsonl").splitlines())
+def losses(local, run_id):
+    rows = map(json.loads, local.on("te1", f"cat /data/runs/{run_id}/metrics.jsonl").splitlines())
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
@@ -71,4 +73,23 @@ def test_a_rank_killed_is_named_and_the_run_goes_on_to_the_same_end(cluster, kno
     until(lambda: run.status()["state"] == "finished", "the end of the run", 120)
     assert environments["te2"] == environments["te1"] | {"TZ": "Asia/Shanghai"}
     assert known.setdefault("environment", environments["te1"]) == environments["te1"]
-    assert known.setdefault("losses", losses(run)) == losses(run) and max(losses(run)) == STEPS
+    learned = losses(cluster, run.run_id)
+    assert known.setdefault("losses", learned) == learned and max(learned) == STEPS
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_lines_that_are_typed_on_each_node_train_without_ssh_between_them(cluster, known, launcher):
+    for name in NAMES:
+        cluster.on(name, "chmod 0 /usr/bin/ssh")
+    done = cluster.fab("train", *FLAGS, "--print", launcher)
+    assert done.returncode == 0, done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("cd ")]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(partial(cluster.on, timeout=200), NAMES, lines))
+    run_id = run_id_in(done.stdout)
+    learned = losses(cluster, run_id)
+    assert known.setdefault("losses", learned) == learned and max(learned) == STEPS
+    fetched = cluster.fab("fetch", "--run", run_id)
+    assert fetched.returncode == 0 and f"step {STEPS};" in fetched.stdout, fetched.stdout
+    for name in NAMES:
+        cluster.on(name, "chmod 755 /usr/bin/ssh")

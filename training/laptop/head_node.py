@@ -148,7 +148,7 @@ def fits(value: Any, hint: Any) -> bool:
 ANSWER_S = 20.0
 """A cut connection shows no error for many minutes; a question unanswered for this long is taken for one."""
 LONGER_S: dict[Callable[..., Any], float] = {
-    **dict.fromkeys((run_folders.whole_checkpoint, run_folders.unpack, fs.copy, fs.sha256), 600.0),
+    **dict.fromkeys((run_folders.whole_checkpoint, run_folders.pack, run_folders.unpack, fs.copy, fs.sha256), 600.0),
     **dict.fromkeys((run_folders.details, fs.remove, fs.link_tree), 120.0),
     **dict.fromkeys((run_folders.discard, run_folders.remove_abandoned, run_folders.start), 60.0),
     **dict.fromkeys((machines.hardware_of_all, machines.room), machines.CARDS_S + 10),

@@ -31,10 +31,23 @@ from training.recipe.base import TINY
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe
 from training.recipe.tables import DPO, Lora
-from training.run.folder import LAUNCH, LOCAL_RUNS, PLAN, checkpoint_folder, is_run_id, new_run_id
+from training.run.folder import (
+    BY_HAND,
+    CLAIM,
+    LAUNCH,
+    LOCAL_RUNS,
+    PLAN,
+    PREPARING,
+    STATUS,
+    Status,
+    checkpoint_folder,
+    is_run_id,
+    new_run_id,
+    status_text,
+)
 from training.run.history import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
 from training.run.launch import Launch, LaunchError, launch_text
-from training.run.launchers import launcher_files
+from training.run.launchers import launcher_files, lines_by_hand
 from training.text.files import ADAPTER_WEIGHTS, STATE, SUMS, bounded_json, parse_sums
 
 TRIES = 10
@@ -164,6 +177,20 @@ def upload(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
         archive = Path(folder) / f"spotune-{launch.run_id}.tar.gz"
         pack(files, archive)
         head.put(archive, Path(launch.run_dir))
+
+
+def leave_by_hand(cluster: Session, launch: Launch) -> None:
+    """Put a planned run on all nodes and say what starts its ranks there; nothing runs yet, and no supervisor will.
+    The nodes need no ssh between them. Raises HeadError for a node that could not take it."""
+    head, lines, now = cluster.head, lines_by_hand(launch), time.time()
+    typed = "".join(f"{line}  # on {node}\n" for node, line in lines.items())
+    status = Status(launch.run_id, "stopped", f"to be started by hand: {BY_HAND}", started=now, updated=now, ended=now)
+    upload(head, launch, {**launcher_files(launch), BY_HAND: typed, STATUS: status_text(status)})
+    cluster.copy_run(launch)
+    folder = head.runs / launch.run_id
+    head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
+    print(f"{launch.run_id} lies in {folder} on {', '.join(lines)}; nothing runs yet. Type on each of them its line:")
+    print(typed, end="")
 
 
 IN_THE_WEIGHTS = ("base_model", "tuning", *(f"lora.{key}" for key in Lora.model_fields if key != "dropout"))

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from inventory.setting_types import NoCluster
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop import head_node
 from training.laptop.head_node import Head, HereHead, RemoteHead
-from training.laptop.on_head import machines
+from training.laptop.on_head import fs, machines, run_folders
 from training.laptop.on_head.machines import HardwareAnswer
 from training.plan.facts import Card, NodeHardware, slowest_first
 from training.run.environment import ENV_FOLDER, VISIBLE, debug_env, here_env, rank_env
@@ -142,6 +143,31 @@ class Session:
         if self.head.here:
             return {self.head.name: self.head.shell(command)}
         return ssh.on_all(self.nodes, lambda node: self.ask(node.name, command))
+
+    def copy_run(self, launch: Launch) -> None:
+        """A run's folder from the head to the other nodes, over this machine. Raises HeadError."""
+        if not isinstance(self.head, RemoteHead):
+            return
+        remote = f"{launch.run_dir}.tar.gz"
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "run.tar.gz"
+            try:
+                self.head.ask(run_folders.pack, launch.run_dir, remote)
+                with self.head.open_sftp() as sftp:
+                    sftp.get(remote, str(archive))
+            finally:
+                self.head.ask(fs.remove, remote)
+
+            def put(node: Node) -> None:
+                target = RemoteHead(node, launch.deploy)
+                try:
+                    target.put(archive, Path(launch.run_dir))
+                finally:
+                    target.close()
+
+            for answer in ssh.on_all(self.nodes[1:], put).values():
+                if isinstance(answer, Exception):
+                    raise answer
 
     def tunnel(self, name: str, port: int) -> AbstractContextManager[int]:
         """Inside the `with`, the port here that leads to a port of a node's 127.0.0.1."""

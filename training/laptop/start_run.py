@@ -34,7 +34,7 @@ from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
 from training.run.folder import PLAN, RECIPE
-from training.run.launch import Launch
+from training.run.launch import Launch, LauncherName
 from training.text.counts import many
 from training.text.deferred import deferred
 
@@ -153,11 +153,13 @@ class TrainWish:
     skip_bad: bool = False
     dry: bool = False
     anyway: bool = False
+    by_hand: LauncherName | None = None
+    """By which launcher the user starts the ranks; None: spotune does."""
 
     @property
     def fits_resume(self) -> bool:
         """Whether none but those is given that a resumed run takes too."""
-        return not (self.data or self.from_adapter or self.skip_bad or self.dry or self.anyway)
+        return not (self.data or self.from_adapter or self.skip_bad or self.dry or self.anyway or self.by_hand)
 
 
 @contextmanager
@@ -174,7 +176,7 @@ def cluster_and_request(
     else:
         recipe = recipe_with(wish.model, wish.overrides)
     with checked_data(recipe, wish.data, wish.skip_bad) as checked:
-        request = StartRequest(recipe, checked, earlier, wish.overrides.keys(), wish.dry, wish.anyway)
+        request = StartRequest(recipe, checked, earlier, wish.overrides.keys(), wish.dry, wish.anyway, wish.by_hand)
         yield cluster or open_session(TRAINS_HERE), request
 
 
@@ -192,17 +194,18 @@ class StartRequest:
     """Only the plan is asked for."""
     anyway: bool = False
     """In spite of an estimate that says no."""
+    by_hand: LauncherName | None = None
 
 
 def start(cluster: Session, request: StartRequest, now: datetime) -> str:
-    """Ship, prepare, plan and start a new run; gives its id, empty where only the plan was asked for. Raises PlanError
-    where the plan has errors: nothing is left then. What is started is a supervisor on the head
+    """Ship, prepare, plan and start a new run; gives its id, empty where nothing was started. Raises PlanError where
+    the plan has errors: nothing is left then. What is started is a supervisor on the head
     (training/node/supervision/supervise.py); on the nodes its launcher starts fork_server.py, which runs
     training/node/finetune.py as a rank."""
     with locked_start(cluster) as lock, new_run.new_run_folder(cluster.head, request.recipe.name, now) as run_id:
         launch = cluster.launch_of(run_id, "training.node.finetune")
         _upload_code(cluster.head, launch, request.recipe)
-        if not request.dry:
+        if not (request.dry or request.by_hand):
             lock.start_early(launch)
         launch, nodes = with_slowest_first(launch, hardware_of_nodes(cluster.head, launch))
         base = _base_model(cluster, launch, request)
@@ -217,7 +220,10 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
             rental.extend_for_plan(cluster, planned_s(plan.predicted))
             _upload_plan(cluster.head, launch, request.recipe, plan, base)
             _remember_commit(request.recipe, base)
-            lock.start_supervisor(launch)
+            if request.by_hand:
+                new_run.leave_by_hand(cluster, replace(launch, launcher=request.by_hand))
+            else:
+                lock.start_supervisor(launch)
     return lock.started_run
 
 

@@ -40,7 +40,7 @@ with deferred():
     from training.laptop import fetch as fetching
     from training.laptop import follow as following
     from training.laptop import status as status_of
-    from training.run import launch
+    from training.run import launch, launchers
 
 if TYPE_CHECKING:
     from training.laptop.open_cluster import Session
@@ -81,6 +81,7 @@ def _ask(yes: bool, question: str) -> None:
         "yes": "extend the rental beyond `hours` without asking if the run needs it",
         "no_fetch": "do not download the results",
         "dry": "only check and plan",
+        "print": "torchrun or deepspeed: prepare the run and print the line to type on each node",
         "anyway": "start even if an estimate (memory, number of records) advises against it",
         "skip_bad": "skip unusable records and count them",
         "debug_rank": "this rank waits for a debugger, which connects through a tunnel",
@@ -102,6 +103,7 @@ def train(
     yes: bool = False,
     no_fetch: bool = False,
     dry: bool = False,
+    print: str = "",
     anyway: bool = False,
     skip_bad: bool = False,
     debug_rank: str = "",  # as text, so that rank 0 is not taken for nothing
@@ -116,7 +118,8 @@ def train(
         overrides = start_run.overrides_of(set or (), steps, epochs)
         if here:
             base_model.check_python_here()
-        wish = start_run.TrainWish(model, data or (), overrides, from_adapter, skip_bad, dry, anyway)
+        by_hand = launchers.parse_by_hand(print)
+        wish = start_run.TrainWish(model, data or (), overrides, from_adapter, skip_bad, dry, anyway, by_hand)
         if resume is None:
             cluster, request = stack.enter_context(start_run.cluster_and_request(wish, opened))
             rental.print_other_billing(cluster)

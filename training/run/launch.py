@@ -36,6 +36,9 @@ WARM_UP = 2
 _STEPS = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)")
 
 
+LauncherName = Literal["spotune", "deepspeed", "torchrun", "mpirun"]
+
+
 class LaunchError(TrainingError, RuntimeError):
     """A run cannot be started, followed or stopped; the message says why and what to do."""
 
@@ -93,7 +96,7 @@ class Launch:
     """Of its report."""
     cluster: str = ""
     """The name of the cluster; empty: this machine."""
-    launcher: Literal["spotune", "deepspeed", "torchrun", "mpirun"] = "spotune"
+    launcher: LauncherName = "spotune"
 
     @property
     def world_size(self) -> int:

@@ -15,11 +15,13 @@ from pathlib import PurePosixPath
 
 from training.run.environment import VISIBLE
 from training.run.events import RUN_VARIABLE
-from training.run.launch import SSH_OPTIONS, Host, Launch, LaunchError
+from training.run.launch import MASTER_PORTS, SSH_OPTIONS, Host, Launch, LauncherName, LaunchError
 from training.run.place import RankPlace
 
 ON_EACH_NODE = {"spotune", "torchrun"}
 """The head starts these once per node; the others once, and they reach the other nodes themselves."""
+TYPED: tuple[LauncherName, ...] = ("torchrun", "deepspeed")
+"""Those that can be started on each node by itself."""
 HOSTFILE, DEEPSPEED_ENV = "hostfile", ".deepspeed_env"
 
 
@@ -42,9 +44,31 @@ def launcher_files(launch: Launch) -> dict[str, str]:
     return {HOSTFILE: hostfile(launch.hosts), DEEPSPEED_ENV: deepspeed_env(launch.env)}
 
 
+def parse_by_hand(text: str) -> LauncherName | None:
+    """What --print names; None where it names nothing. Raises LaunchError."""
+    name = next((each for each in TYPED if each == text), None)
+    if text and not name:
+        raise LaunchError(f"--print {text}: {' or '.join(TYPED)} is expected")
+    return name
+
+
+def lines_by_hand(launch: Launch) -> dict[str, str]:
+    """What starts the ranks of each node where it is typed there, by node; `launch.launcher` is one of TYPED."""
+    lines = {}
+    for number, host in enumerate(launch.hosts):
+        if launch.launcher == "torchrun":
+            options = _torchrun_options(launch, host, MASTER_PORTS[0])
+        else:
+            place = ["--no_ssh", f"--hostfile={launch.run_dir}/{HOSTFILE}", f"--node_rank={number}"]
+            options = [*place, *_deepspeed_options(launch, MASTER_PORTS[0])]
+        program = _beside_python(launch, launch.launcher)
+        lines[host.name] = f"cd {shlex.quote(launch.run_dir)} && {shlex.join([program, *options])}"
+    return lines
+
+
 def launcher_programs(launch: Launch) -> list[str]:
     """What a node has to have for it, whole paths."""
-    return [launch.python, *([_mpirun(launch)] if launch.launcher == "mpirun" else [])]
+    return [launch.python, *([_beside_python(launch, "mpirun")] if launch.launcher == "mpirun" else [])]
 
 
 def fork_server_argv(launch: Launch, host: Host) -> list[str]:
@@ -56,13 +80,13 @@ def fork_server_argv(launch: Launch, host: Host) -> list[str]:
 
 def torchrun_argv(launch: Launch, host: Host, master_port: int) -> list[str]:
     """A node's torchrun. Its static rendezvous numbers the ranks in the order of the nodes, which c10d would not."""
-    place = [
-        f"--nnodes={len(launch.hosts)}",
-        f"--nproc-per-node={host.slots}",
-        f"--node-rank={launch.hosts.index(host)}",
-    ]
+    return _on_node(launch, host, ["torch.distributed.run", *_torchrun_options(launch, host, master_port)])
+
+
+def _torchrun_options(launch: Launch, host: Host, master_port: int) -> list[str]:
+    place = [f"--nnodes={len(launch.hosts)}", f"--nproc-per-node={host.slots}"]
     master = [f"--master-addr={launch.master_address}", f"--master-port={master_port}"]
-    return _on_node(launch, host, ["torch.distributed.run", *place, *master, "--module", *_rank(launch)])
+    return [*place, f"--node-rank={launch.hosts.index(host)}", *master, "--module", *_rank(launch)]
 
 
 def mpirun_argv(launch: Launch, master_port: int) -> list[str]:
@@ -72,8 +96,9 @@ def mpirun_argv(launch: Launch, master_port: int) -> list[str]:
     told |= {name: launch.env[name] for name in ("PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE") if name in launch.env}
     its_own = {"plm_ssh_agent": shlex.join(["ssh", *SSH_OPTIONS]), "plm_ssh_no_tree_spawn": "1"}
     its_own["prte_if_include"] = network_of([host.private_address for host in launch.hosts])
+    start = [_beside_python(launch, "mpirun"), "--allow-run-as-root", "--bind-to", "none", "--host", slots]
     return [
-        *(_mpirun(launch), "--allow-run-as-root", "--bind-to", "none", "--host", slots, "-np", str(launch.world_size)),
+        *(*start, "-np", str(launch.world_size)),
         *(word for name, value in its_own.items() for word in ("--prtemca", name, value)),
         *(word for name, value in told.items() for word in ("-x", f"{name}={value}")),
         *(launch.python, "-u", "-m", *_rank(launch)),
@@ -90,7 +115,6 @@ def network_of(addresses: Sequence[str]) -> str:
 
 def deepspeed_argv(launch: Launch, master_port: int) -> list[str]:
     """The command line of DeepSpeed's launcher."""
-    common = [f"--master_addr={launch.master_address}", f"--master_port={master_port}", "--module", "--no_local_rank"]
     if launch.here or len(launch.hosts) == 1:
         # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
         # and puts these in CUDA_VISIBLE_DEVICES, whatever that was
@@ -98,7 +122,12 @@ def deepspeed_argv(launch: Launch, master_port: int) -> list[str]:
         launcher = ["deepspeed.launcher.launch", f"--world_info={world}"]
     else:
         launcher = ["deepspeed.launcher.runner", f"--hostfile={launch.run_dir}/{HOSTFILE}"]
-    return [launch.python, "-u", "-m", *launcher, *common, *_rank(launch)]
+    return [launch.python, "-u", "-m", *launcher, *_deepspeed_options(launch, master_port)]
+
+
+def _deepspeed_options(launch: Launch, master_port: int) -> list[str]:
+    master = [f"--master_addr={launch.master_address}", f"--master_port={master_port}"]
+    return [*master, "--module", "--no_local_rank", *_rank(launch)]
 
 
 def hostfile(hosts: Sequence[Host]) -> str:
@@ -157,6 +186,6 @@ def _on_node(launch: Launch, host: Host, module: list[str]) -> list[str]:
     return ["ssh", *SSH_OPTIONS, host.name, command]
 
 
-def _mpirun(launch: Launch) -> str:
-    """Beside the run's Python, the same on every node."""
-    return str(PurePosixPath(launch.python).with_name("mpirun"))
+def _beside_python(launch: Launch, program: str) -> str:
+    """The same on every node."""
+    return str(PurePosixPath(launch.python).with_name(program))

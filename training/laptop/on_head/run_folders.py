@@ -291,6 +291,11 @@ def unpack(archive: StrPath, folder: StrPath) -> None:
     run_well("tar", "-C", str(folder), "--no-same-owner", "-xzf", str(archive))
 
 
+def pack(folder: StrPath, archive: StrPath) -> None:
+    """A run's folder as a tar, which whoever may read the folder of runs can fetch."""
+    run_well("tar", "-C", str(folder), "-czf", str(archive), ".")
+
+
 def start_early(argv: list[str]) -> None:
     """Start the supervisor of a run that is not to begin yet."""
     run_well(*argv)
@@ -316,7 +321,7 @@ def start(folder: StrPath, argv: list[str], wait_s: float, early: bool) -> bool:
 
 VERBS = (
     *(look, looks, details, checkpoints_of_all, whole_checkpoint),
-    *(starting, reserve, discard, remove_abandoned, make_runs, own_runs, unpack, start_early, start),
+    *(starting, reserve, discard, remove_abandoned, make_runs, own_runs, pack, unpack, start_early, start),
 )
 
 

@@ -39,7 +39,7 @@ PIPE_BYTES, READ_BYTES = 1 << 20, 1 << 16
 
 def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a rank on a node that has `environ`; on this machine that is the user's own, and stays."""
-    env = dict(environ) if launch.here else env_on_node(launch.env, environ)
+    env = {**environ, **launch.env} if launch.here else env_on_node(launch.env, environ)
     recipe = Path(launch.run_dir) / RECIPE
     if recipe.exists() and tomllib.loads(recipe.read_text(encoding="utf-8")).get("base_precision") != NF4:
         env[VARIABLE] = "bitsandbytes"  # PEFT would import it, which takes a second or two
