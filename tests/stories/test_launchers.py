@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.local_cluster import RANKS, DisturbedRun, LocalCluster, run_id_in
 from tests.support.waiting import until
+from training.run.launchers import TYPED
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch, pytest.mark.proof]
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
@@ -77,7 +78,7 @@ def test_a_rank_killed_is_named_and_the_run_goes_on_to_the_same_end(cluster, kno
     assert known.setdefault("losses", learned) == learned and max(learned) == STEPS
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", TYPED)
 def test_lines_that_are_typed_on_each_node_train_without_ssh_between_them(cluster, known, launcher):
     for name in NAMES:
         cluster.on(name, "chmod 0 /usr/bin/ssh")

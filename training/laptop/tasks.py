@@ -81,7 +81,7 @@ def _ask(yes: bool, question: str) -> None:
         "yes": "extend the rental beyond `hours` without asking if the run needs it",
         "no_fetch": "do not download the results",
         "dry": "only check and plan",
-        "print": "torchrun or deepspeed: prepare the run and print the line to type on each node",
+        "print": "spotune, torchrun or deepspeed: prepare the run and print the line to type on each node",
         "anyway": "start even if an estimate (memory, number of records) advises against it",
         "skip_bad": "skip unusable records and count them",
         "debug_rank": "this rank waits for a debugger, which connects through a tunnel",

@@ -20,8 +20,9 @@ from training.run.place import RankPlace
 
 ON_EACH_NODE = {"spotune", "torchrun"}
 """The head starts these once per node; the others once, and they reach the other nodes themselves."""
-TYPED: tuple[LauncherName, ...] = ("torchrun", "deepspeed")
+TYPED: tuple[LauncherName, ...] = ("spotune", "torchrun", "deepspeed")
 """Those that can be started on each node by itself."""
+FORK_SERVER = "training.node.supervision.fork_server"
 HOSTFILE, DEEPSPEED_ENV = "hostfile", ".deepspeed_env"
 
 
@@ -48,7 +49,7 @@ def parse_by_hand(text: str) -> LauncherName | None:
     """What --print names; None where it names nothing. Raises LaunchError."""
     name = next((each for each in TYPED if each == text), None)
     if text and not name:
-        raise LaunchError(f"--print {text}: {' or '.join(TYPED)} is expected")
+        raise LaunchError(f"--print {text}: {', '.join(TYPED[:-1])} or {TYPED[-1]} is expected")
     return name
 
 
@@ -56,13 +57,15 @@ def lines_by_hand(launch: Launch) -> dict[str, str]:
     """What starts the ranks of each node where it is typed there, by node; `launch.launcher` is one of TYPED."""
     lines = {}
     for number, host in enumerate(launch.hosts):
-        if launch.launcher == "torchrun":
-            options = _torchrun_options(launch, host, MASTER_PORTS[0])
+        if launch.launcher == "spotune":
+            mark, place = f"{RUN_VARIABLE}={launch.run_dir}", f"NODE_RANK={number}"
+            words = ["env", mark, place, launch.python, "-m", FORK_SERVER, "--run", "."]
+        elif launch.launcher == "torchrun":
+            words = [_beside_python(launch, "torchrun"), *_torchrun_options(launch, host, MASTER_PORTS[0])]
         else:
-            place = ["--no_ssh", f"--hostfile={launch.run_dir}/{HOSTFILE}", f"--node_rank={number}"]
-            options = [*place, *_deepspeed_options(launch, MASTER_PORTS[0])]
-        program = _beside_python(launch, launch.launcher)
-        lines[host.name] = f"cd {shlex.quote(launch.run_dir)} && {shlex.join([program, *options])}"
+            here = ["--no_ssh", f"--hostfile={launch.run_dir}/{HOSTFILE}", f"--node_rank={number}"]
+            words = [_beside_python(launch, "deepspeed"), *here, *_deepspeed_options(launch, MASTER_PORTS[0])]
+        lines[host.name] = f"cd {shlex.quote(launch.run_dir)} && {shlex.join(words)}"
     return lines
 
 
@@ -73,9 +76,7 @@ def launcher_programs(launch: Launch) -> list[str]:
 
 def fork_server_argv(launch: Launch, host: Host) -> list[str]:
     """A node's fork server."""
-    return _on_node(
-        launch, host, ["training.node.supervision.fork_server", "--run", launch.run_dir, "--node", host.name]
-    )
+    return _on_node(launch, host, [FORK_SERVER, "--run", launch.run_dir, "--node", host.name])
 
 
 def torchrun_argv(launch: Launch, host: Host, master_port: int) -> list[str]:

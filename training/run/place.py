@@ -56,6 +56,34 @@ PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 
 
 @dataclass(frozen=True)
+class NodeNames:
+    """What a scheduler calls a node's number among the nodes of a job, and how many those are."""
+
+    scheduler: str
+    node_rank: str
+    nodes: str
+
+
+SCHEDULERS = (
+    NodeNames("by hand", "NODE_RANK", "NNODES"),
+    NodeNames("Kubeflow Trainer", "PET_NODE_RANK", "PET_NNODES"),
+    NodeNames("SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
+    NodeNames("dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM"),
+    NodeNames("Slurm", "SLURM_NODEID", "SLURM_NNODES"),
+    NodeNames("PBS", "PBS_NODENUM", "PBS_NUM_NODES"),
+)
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """A node among those of a run, and where its ranks meet the others."""
+
+    number: int
+    master_address: str
+    master_port: int
+
+
+@dataclass(frozen=True)
 class RankPlace:
     """A process among the ranks."""
 
@@ -87,19 +115,37 @@ def place_of(environ: Mapping[str, str]) -> RankPlace:
     rank, world_size = _number(environ, names.rank), _number(environ, names.world_size)
     if not rank < world_size:
         raise PlaceError(f"{names.rank}={rank}: of {names.world_size}={world_size} ranks the last is {world_size - 1}")
-    master = next((_first(environ[name]) for name in MASTERS if environ.get(name)), "")
+    master = _master(environ)
     local_world_size = _number(environ, names.local_world_size, world_size if not master else 1)
     if not master and world_size > local_world_size:
         raise PlaceError(f"{world_size} ranks on several nodes, and none of {', '.join(MASTERS)} says where they meet")
-    port = next((name for name in PORTS if environ.get(name)), PORTS[0])
     return RankPlace(
         rank,
         world_size,
         _number(environ, names.local_rank, 0 if master else rank),
         local_world_size,
         master or HERE,
-        _number(environ, port, MASTER_PORT),
+        _port(environ),
     )
+
+
+def node_place_of(environ: Mapping[str, str], nodes: int, master_address: str) -> NodePlace:
+    """Which of the `nodes` nodes of a run this is. `master_address`: where ranks meet unless a variable says otherwise.
+    Raises PlaceError."""
+    names = next((each for each in SCHEDULERS if environ.get(each.node_rank)), SCHEDULERS[0])
+    number = _number(environ, names.node_rank, 0 if nodes == 1 else None)
+    told = _number(environ, names.nodes, nodes)
+    if told != nodes or number >= nodes:
+        raise PlaceError(f"{names.node_rank}={number}, {names.nodes}={told}: the run was planned for {nodes} nodes")
+    return NodePlace(number, _master(environ) or master_address, _port(environ))
+
+
+def _master(environ: Mapping[str, str]) -> str:
+    return next((_first(environ[name]) for name in MASTERS if environ.get(name)), "")
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    return _number(environ, next((name for name in PORTS if environ.get(name)), PORTS[0]), MASTER_PORT)
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:

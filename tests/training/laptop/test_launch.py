@@ -272,7 +272,7 @@ def test_what_a_login_has_anyway_is_no_setting_of_the_node():
 def test_on_this_machine_ranks_see_the_packages_and_libraries_that_the_command_sees(tmp_path):
     launch = open_cluster.launch_here(Path(RUN), "m", "/usr/bin", tmp_path)
     user = {"LD_LIBRARY_PATH": "/nix/lib", "PYTHONPATH": "/me"}
-    assert environment_of(launch, user) == user and not launch.env.keys() & AS_DEPLOYED.keys()
+    assert environment_of(launch, user) == launch.env | user and not launch.env.keys() & AS_DEPLOYED.keys()
 
 
 def test_a_fork_server_is_started_directly_on_the_head_and_over_ssh_elsewhere():

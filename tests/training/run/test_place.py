@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from training.run.place import LAUNCHERS, MASTERS, PORTS, PlaceError, RankPlace, place_of
+from training.run.place import (
+    LAUNCHERS,
+    MASTERS,
+    PORTS,
+    SCHEDULERS,
+    NodePlace,
+    PlaceError,
+    RankPlace,
+    node_place_of,
+    place_of,
+)
 
 SECOND_OF_FOUR = RankPlace(1, 4, 1, 2, "10.0.0.1", 29501)
 WITH_A_MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
@@ -65,11 +75,36 @@ def test_what_no_launcher_would_say_is_refused_with_its_name(environ, named):
         place_of(environ)
 
 
+@pytest.mark.parametrize("names", SCHEDULERS, ids=lambda names: names.scheduler)
+def test_every_schedulers_names_say_which_node_this_is(names):
+    environ = {names.node_rank: "1", names.nodes: "2"}
+    assert node_place_of(environ, 2, "te1") == NodePlace(1, "te1", 29500)
+    assert node_place_of(environ | WITH_A_MASTER, 2, "te1") == NodePlace(1, "10.0.0.1", 29501)
+
+
+def test_a_single_node_needs_no_scheduler():
+    assert node_place_of({}, 1, "te1") == NodePlace(0, "te1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({}, "NODE_RANK=nothing"),
+        ({"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "4"}, "SKYPILOT_NUM_NODES=4"),
+        ({"NODE_RANK": "2"}, "NODE_RANK=2"),
+    ],
+)
+def test_a_node_that_is_none_of_the_run_is_refused(environ, named):
+    with pytest.raises(PlaceError, match=re.escape(named)):
+        node_place_of(environ, 2, "te1")
+
+
 def test_the_page_has_every_name():
     page = (Path(__file__).parents[3] / "docs" / "launching.md").read_text(encoding="utf-8")
     rows = [
         f"| `{names.rank}` | `{names.world_size}` | `{names.local_rank}` | `{names.local_world_size}` |"
         for names in LAUNCHERS
     ]
+    rows += [f"| `{names.node_rank}` | `{names.nodes}` |" for names in SCHEDULERS]
     assert [row for row in rows if row not in page] == []
     assert [name for name in (*MASTERS, *PORTS) if f"`{name}`" not in page] == []

@@ -3,7 +3,8 @@
     python -m training.node.supervision.fork_server --run DIR --node NAME
 
 waits for a line on standard input, the port where the ranks meet, and passes on what they say (rank_process.py). At the
-end of standard input it kills them: whoever watches over them is gone.
+end of standard input it kills them: whoever watches over them is gone. Without --node it waits for nothing: then it
+runs by hand or by a scheduler, whose variables (training/run/place.py) say which node this is.
 
 A fork that began to use the GPU's driver, or that has threads of Python, would not be whole: where the imports do
 that, each rank imports the program by itself.
@@ -22,12 +23,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from training.node.supervision.rank_process import RankProcess, environment_of, fork_rank, of_login, watch
+from training.node.supervision.rank_process import (
+    RankProcess,
+    environment_of,
+    fork_rank,
+    launcher_code,
+    of_login,
+    watch,
+)
 from training.run.environment import left_out
 from training.run.folder import LAUNCH
 from training.run.launch import Launch, parse_launch
 from training.run.launchers import place_variables
-from training.run.place import RankPlace
+from training.run.place import NodePlace, PlaceError, RankPlace, node_place_of
 
 _CUDA_NOT_INITIALIZED = 3
 
@@ -35,34 +43,48 @@ _CUDA_NOT_INITIALIZED = 3
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--node", required=True)
+    parser.add_argument("--node", default="")
     arguments = parser.parse_args()
-    launch = _read(arguments.run)
+    run_dir, watched = arguments.run.resolve(), bool(arguments.node)
+    launch = _read(run_dir)
+    place = None if watched else _place_by_hand(launch)
     of_node = dict(os.environ) if launch.here else of_login()
     env = environment_of(launch, of_node)
     _set_environment(env)
     program = _imported(launch.module)
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    begun, launch = launch, _read(arguments.run)  # which was planned meanwhile
-    if (launch.module, environment_of(launch, of_node)) != (begun.module, env):
-        program = None
-        _set_environment(environment_of(launch, of_node))
+    if place is None:
+        line = sys.stdin.readline()
+        if not line:
+            return 0
+        begun, launch = launch, _read(run_dir)  # which was planned meanwhile
+        if (launch.module, environment_of(launch, of_node)) != (begun.module, env):
+            program = None
+            _set_environment(environment_of(launch, of_node))
+        number = next(number for number, host in enumerate(launch.hosts) if host.name == arguments.node)
+        place = NodePlace(number, launch.master_address, int(line))
+    host = launch.hosts[place.number]
     if not launch.here and (names := left_out(launch.env, of_node)):
-        print(f"of {arguments.node}'s environment its ranks do not get", *names, flush=True)
-    ranks, numbers = list[RankProcess](), launch.ranks_of(arguments.node)
-    for local_rank, number in enumerate(numbers):
-        process = fork_rank(number, arguments.run)
+        print(f"of {host.name}'s environment its ranks do not get", *names, flush=True)
+    ranks, numbers = list[RankProcess](), launch.ranks_of(host.name)
+    for local_rank, rank in enumerate(numbers):
+        process = fork_rank(rank, run_dir)
         if process is None:
             for each in ranks:
                 each.close()
-            place = RankPlace(number, launch.world_size, local_rank, len(numbers), launch.master_address, int(line))
-            os.environ |= place_variables(launch, place)
+            mine = RankPlace(rank, launch.world_size, local_rank, host.slots, place.master_address, place.master_port)
+            os.environ |= place_variables(launch, mine)
             return _run(launch, program)
         ranks.append(process)
-    watch(ranks, attached=sys.stdin.fileno())
-    return 0
+    codes = watch(ranks, attached=sys.stdin.fileno() if watched else None)
+    return 0 if watched else max(map(launcher_code, codes))
+
+
+def _place_by_hand(launch: Launch) -> NodePlace:
+    try:
+        return node_place_of(os.environ, len(launch.hosts), launch.master_address)
+    except PlaceError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def _read(run_dir: Path) -> Launch:

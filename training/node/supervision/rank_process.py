@@ -26,6 +26,7 @@ from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakabl
 from training.run.folder import RECIPE
 from training.run.launch import Launch
 from training.text.hidden import VARIABLE
+from training.text.problems import FINISHED, STOPPED
 
 NODE_FILE = Path("/etc/spotune/node.json")
 _ETC_ENVIRONMENT = Path("/etc/environment")
@@ -201,6 +202,14 @@ def _be_rank(parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(_HEADROOM), encoding="ascii")
     except OSError:
         print("cannot raise the OOM score of this rank", file=sys.stderr)
+
+
+def launcher_code(code: int) -> int:
+    """What to tell the launcher: at a non-zero code it ends the node's other ranks at once, so a rank that left on
+    request must not look like a failure while its neighbour still saves."""
+    if code in {FINISHED, STOPPED}:
+        return 0
+    return code if code > 0 else 128 - code
 
 
 def watch(ranks: Sequence[RankProcess], attached: int | None = None) -> list[int]:

@@ -15,26 +15,17 @@ import sys
 import time
 from pathlib import Path
 
-from training.node.supervision.rank_process import environment_of, fork_rank, of_login, watch
+from training.node.supervision.rank_process import environment_of, fork_rank, launcher_code, of_login, watch
 from training.run.environment import AGENTS_STORE, left_out
 from training.run.events import PIPE
 from training.run.folder import LAUNCH
 from training.run.launch import parse_launch
 from training.run.launchers import place_variables
 from training.run.place import PlaceError, place_of
-from training.text.problems import FINISHED, STOPPED
 
 LINGER_S = 5.0
 """Before a failure is passed on: the launcher then ends this node's other ranks at once, and one of them may
 be the cause and about to say so. The supervisor, which knows already, does not wait for this."""
-
-
-def launcher_code(code: int) -> int:
-    """What to tell the launcher: at a non-zero code it ends the node's other ranks at once, so a rank that left on
-    request must not look like a failure while its neighbour still saves."""
-    if code in {FINISHED, STOPPED}:
-        return 0
-    return code if code > 0 else 128 - code
 
 
 def main() -> int:
