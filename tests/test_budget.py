@@ -39,7 +39,7 @@ ROOMS = {
     "training/node/metrics": (583, 7),
     "training/node/prove": (376, 4),
     "training/node/strategies": (914, 11),
-    "training/node/supervision": (1128, 11),
+    "training/node/supervision": (1126, 11),
     "training/plan": (1296, 12),
     "training/recipe": (503, 7),
     "training/run": (1095, 14),

@@ -98,11 +98,14 @@ def _set_environment(env: Mapping[str, str]) -> None:
 
 def _imported(module: str) -> ModuleType | None:
     """The ranks' program with all it imports; None where a rank has to import it by itself, and says why it cannot."""
+    gc.disable()  # what is imported stays: to look for garbage in it would take a tenth of the time
     try:
         program = importlib.import_module(module)
     except (Exception, SystemExit):
         return None
-    gc.freeze()  # a collection in a rank must not copy the pages of what is shared
+    finally:
+        gc.freeze()  # a collection in a rank must not copy the pages of what is shared
+        gc.enable()
     return program if threading.active_count() == 1 and not driver_started() else None
 
 

@@ -9,12 +9,13 @@ import shlex
 import signal
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, Log, pass_on, put, say
-from training.node.supervision.nodes import NodeError, make_ready, on_hosts, ship_code
+from training.node.supervision.nodes import make_ready
 from training.run.folder import LAUNCHER_LOG
-from training.run.launch import Host, Launch
+from training.run.launch import Launch
 from training.run.launchers import ON_EACH_NODE, launcher_argv
 
 
@@ -28,13 +29,11 @@ class Launcher:
         self._launch, self._forks = launch, launch.launcher == "spotune"
         self._on_each_node = launch.launcher in ON_EACH_NODE
         self._processes = dict[str, subprocess.Popen[bytes]]()
-        self._log: Log | None = None
-        self._starting = threading.Lock()
 
-    def start_server(self, host: Host) -> None:
-        """Let a node's fork server import the ranks' program and wait; another launcher starts with the ranks."""
+    def start_servers(self) -> None:
+        """Let fork servers import the ranks' program and wait; another launcher starts with the ranks."""
         if self._forks:
-            self._run(host.name, launcher_argv(self._launch, 0)[host.name])
+            self._run(launcher_argv(self._launch, 0))
 
     def fits(self, launch: Launch) -> bool:
         """Whether it can start the ranks of a launch: fork servers wait on its nodes."""
@@ -46,19 +45,18 @@ class Launcher:
     def start_ranks(self, master_port: int) -> None:
         """They meet at this port."""
         if not self._processes:
-            for host, argv in launcher_argv(self._launch, master_port).items():
-                self._run(host, argv)
+            self._run(launcher_argv(self._launch, master_port))
         for process in self._processes.values():
             if process.stdin:
                 with contextlib.suppress(OSError):  # it has ended already, and its end will be told
                     process.stdin.write(f"{master_port}\n".encode())
                     process.stdin.flush()
 
-    def _run(self, host: str, argv: list[str]) -> None:
-        with self._starting:
-            self._log = self._log or Log(Path(self._launch.run_dir) / LAUNCHER_LOG)
+    def _run(self, argv_of: Mapping[str, list[str]]) -> None:
+        log = Log(Path(self._launch.run_dir) / LAUNCHER_LOG)
+        for host, argv in argv_of.items():
             self._processes[host] = process = _started(self._launch, argv, talks=self._forks)
-        threading.Thread(target=self._bring, args=(host, process, self._log), daemon=True).start()
+            threading.Thread(target=self._bring, args=(host, process, log), daemon=True).start()
 
     def _bring(self, host: str, process: subprocess.Popen[bytes], log: Log) -> None:
         """Thread: what one of them says, and that it has ended."""
@@ -95,15 +93,9 @@ def launcher_on_nodes(launch: Launch, waiting: Launcher | None = None) -> Launch
         waiting.kill()
     make_ready(launch)
     launcher = Launcher(launch)
-
-    def start(host: Host) -> None:
-        ship_code(launch, host)
-        launcher.start_server(host)
-
     try:
-        if errors := on_hosts(launch.hosts, start):
-            raise errors[0]
-    except (NodeError, OSError):
+        launcher.start_servers()
+    except OSError:
         launcher.kill()
         raise
     return launcher
