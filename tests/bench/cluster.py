@@ -9,22 +9,22 @@ import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from tests.bench import slow_links
+from tests.bench import fixed_costs, slow_links
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared, paired
 from tests.support.local_cluster import LocalCluster, run_id_in
 from tests.support.waiting import until
-from training.run.launch import parse_launch
+from training.run.launch import launch_text, parse_launch
 from training.run.launchers import launcher_files
 
 RUNS = 3
-STARTS = 3
+STARTS = 5
 BENCH = Path(__file__).parent
 
 
@@ -45,13 +45,26 @@ def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
             "base_rerun_vs_ansible": partial(base_rerun, local, folder, mitogen=False),
             "base_rerun_vs_mitogen": partial(base_rerun, local, folder, mitogen=True),
             "first_step": partial(first_step, local),
+            "resume": partial(resume, local),
+            **fixed_costs.rows(local),
             **slow_links.rows(local, folder),
         }
     finally:
         local.leave()
 
 
-GROUP = Group(("fab_list", "base_rerun_vs_ansible", "base_rerun_vs_mitogen", "first_step", *slow_links.NAMES), ready)
+GROUP = Group(
+    (
+        "fab_list",
+        "base_rerun_vs_ansible",
+        "base_rerun_vs_mitogen",
+        "first_step",
+        "resume",
+        *fixed_costs.NAMES,
+        *slow_links.NAMES,
+    ),
+    ready,
+)
 
 
 def timed(local: LocalCluster, argv: list[str], env: dict[str, str], check: Callable[[str], None]) -> float:
@@ -169,13 +182,29 @@ def first_step(local: LocalCluster) -> Row:
         run_id = run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "3", "--detach")))
         folder = f"/data/runs/{run_id}"
         status = until(partial(_finished, local, folder), f"the end of {run_id}", 300)
-        first = _first_step(local, folder)
+        first = _step_after(local, folder, began)
         ranks = float(local.on("te1", f"stat -c %.W {folder}/logs/rank-0.log"))
         parts.append((status["started"] - began, ranks - status["started"], first - ranks))
-        pairs.append((first - began, _by_hand(local, folder)))
+        pairs.append((first - began, _by_hand(local, _copy(local, folder, began_with=()))))
     middle = [f"{statistics.median(column):.2f} s" for column in zip(*parts, strict=True)]
     names = ("check, ship and start", "launcher to ranks", "ranks to first step")
     return compared(pairs, digits=2) | {"parts": dict(zip(names, middle, strict=True))}
+
+
+def resume(local: LocalCluster) -> Row:
+    """From `fab train --resume` of a run that was stopped to its next step; the peer as for the first step."""
+    pairs = []
+    for _ in range(STARTS):
+        run_id = run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "40", "--detach")))
+        folder = f"/data/runs/{run_id}"
+        local.on("te1", f"timeout 120 sh -c 'until [ -s {folder}/metrics.jsonl ]; do sleep 0.1; done'", timeout=130)
+        checked(local.fab("stop", "--run", run_id))
+        copy = _copy(local, folder, began_with=("--resume",))
+        began = time.time()
+        checked(local.fab("train", "--resume", run_id, "--detach"))
+        until(partial(_finished, local, folder), f"the end of {run_id}", 300)
+        pairs.append((_step_after(local, folder, began) - began, _by_hand(local, copy)))
+    return compared(pairs, digits=2)
 
 
 def _finished(local: LocalCluster, folder: str) -> dict | None:
@@ -186,23 +215,29 @@ def _finished(local: LocalCluster, folder: str) -> dict | None:
     return status if status.get("state") == "finished" else None
 
 
-def _first_step(local: LocalCluster, folder: str) -> float:
-    """When the first optimizer step ended, in seconds since 1970."""
-    line = local.on("te1", f"head -n 1 {folder}/metrics.jsonl")
-    return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
+def _step_after(local: LocalCluster, folder: str, began: float) -> float:
+    """When the first optimizer step after a moment ended, both in seconds since 1970."""
+    rows = map(json.loads, local.on("te1", f"cat {folder}/metrics.jsonl").splitlines())
+    ends = (datetime.fromisoformat(row["time"]).timestamp() for row in rows if "loss" in row)
+    return next(end for end in ends if end > began)
 
 
-def _by_hand(local: LocalCluster, folder: str) -> float:
-    copy = f"{folder.replace('tiny-', 'byhand-')}"
-    names = ",".join(node.name for node in local.cluster.nodes)
-    local.on(
-        "te1",
-        f"pdsh -S -w {names} 'cp -rp {folder} {copy} && rm -rf {copy}/checkpoints {copy}/metrics.jsonl {copy}/logs/* "
-        f"&& sed -i s,{folder},{copy},g {copy}/launch.json'",
-    )
-    launch = replace(parse_launch(local.on("te1", f"cat {copy}/launch.json")), launcher="deepspeed")
-    for name, text in launcher_files(launch).items():
-        local.on("te1", f"printf %s {shlex.quote(text)} > {copy}/{name}")
+def _copy(local: LocalCluster, folder: str, began_with: Sequence[str]) -> str:
+    """A run's folder once more on every node, for DeepSpeed's launcher and these options of the ranks' program; without
+    what a run without options would go on with."""
+    copy = folder.replace("tiny-", "byhand-")
+    names = [node.name for node in local.cluster.nodes]
+    old = "" if began_with else f"&& rm -rf {copy}/checkpoints {copy}/metrics.jsonl {copy}/logs/*"
+    local.on("te1", f"pdsh -S -w {','.join(names)} 'cp -rp {folder} {copy} {old}'")
+    launch = parse_launch(local.on("te1", f"cat {copy}/launch.json").replace(folder, copy))
+    launch = replace(launch, launcher="deepspeed", arguments=tuple(began_with))
+    for name in names:
+        for file, text in {"launch.json": launch_text(launch), **launcher_files(launch)}.items():
+            local.on(name, f"printf %s {shlex.quote(text)} > {copy}/{file}")
+    return copy
+
+
+def _by_hand(local: LocalCluster, copy: str) -> float:
     head = local.cluster.head.private_address
     command = (
         f"cd {copy} && set -a && . ./.deepspeed_env && set +a && /data/env/bin/python -m deepspeed.launcher.runner "
@@ -211,4 +246,4 @@ def _by_hand(local: LocalCluster, folder: str) -> float:
     )
     began = time.time()
     local.on("te1", command, timeout=240)
-    return _first_step(local, copy) - began
+    return _step_after(local, copy, began) - began

@@ -80,17 +80,19 @@ def test_a_rank_killed_is_named_and_the_run_goes_on_to_the_same_end(cluster, kno
 
 @pytest.mark.parametrize("launcher", TYPED)
 def test_lines_that_are_typed_on_each_node_train_without_ssh_between_them(cluster, known, launcher):
-    for name in NAMES:
-        cluster.on(name, "chmod 0 /usr/bin/ssh")
-    done = cluster.fab("train", *FLAGS, "--print", launcher)
-    assert done.returncode == 0, done.stdout
-    lines = [line for line in done.stdout.splitlines() if line.startswith("cd ")]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(partial(cluster.on, timeout=200), NAMES, lines))
+    try:
+        for name in NAMES:
+            cluster.on(name, "chmod 0 /usr/bin/ssh")
+        done = cluster.fab("train", *FLAGS, "--print", launcher)
+        assert done.returncode == 0, done.stdout
+        lines = [line for line in done.stdout.splitlines() if line.startswith("cd ")]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(partial(cluster.on, timeout=200), NAMES, lines))
+    finally:
+        for name in NAMES:
+            cluster.on(name, "chmod 755 /usr/bin/ssh")
     run_id = run_id_in(done.stdout)
     learned = losses(cluster, run_id)
     assert known.setdefault("losses", learned) == learned and max(learned) == STEPS
     fetched = cluster.fab("fetch", "--run", run_id)
     assert fetched.returncode == 0 and f"step {STEPS};" in fetched.stdout, fetched.stdout
-    for name in NAMES:
-        cluster.on(name, "chmod 755 /usr/bin/ssh")

@@ -91,7 +91,7 @@ PROGRAMS = {
     """,
     "loses_a_peer": """
         if rank == 0: raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
-        wait_until(lambda: '"ended"' in (run / EVENTS).read_text())
+        wait_until(lambda: (run / EVENTS).exists() and '"ended"' in (run / EVENTS).read_text())
         os.kill(os.getpid(), 9)
     """,
     "cannot_be_used": """

@@ -17,23 +17,10 @@ import tarfile
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 
 from paramiko import SFTPError, SSHException
 
@@ -44,7 +31,7 @@ from training.laptop.on_head import fs, machines, run_folders, words
 from training.laptop.on_head.run_folders import version_of
 from training.run.folder import GO, REMOTE_RUNS, STATUS, STOP
 from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
-from training.text.files import SFTP_GARBAGE, bounded_json, within
+from training.text.files import SFTP_GARBAGE, bounded_json, fits, within
 from training.text.problems import FAILED
 
 if TYPE_CHECKING:
@@ -122,27 +109,6 @@ class Questions:
             if not message.get("more"):
                 return "".join(pieces)
         raise ProgramError(f"{self._program.where}: the program ended without an answer")
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is what an annotation says."""
-    inner = get_args(hint)
-    if is_typeddict(hint):
-        kinds = get_type_hints(hint)
-        return (
-            isinstance(value, dict)
-            and value.keys() == kinds.keys()
-            and all(fits(value[key], kinds[key]) for key in kinds)
-        )
-    if get_origin(hint) in (Union, UnionType):
-        return any(fits(value, kind) for kind in inner)
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
-    if hint is float:
-        return isinstance(value, float | int) and not isinstance(value, bool)
-    return type(value) is (NoneType if hint is None else hint)
 
 
 ANSWER_S = 20.0
@@ -246,18 +212,27 @@ class RemoteHead:
 
     def _send(self, archive: Path, remote_path: str) -> None:
         """To a file that must not exist before and is the login user's alone, in a folder that is everybody's."""
+        with self._moving("sent") as sftp, archive.open("rb") as source, sftp.open(remote_path, "wx") as file:
+            file.chmod(0o600)
+            file.set_pipelined(True)
+            shutil.copyfileobj(source, file, 1 << 18)
+
+    def get(self, path: Path, local: Path) -> None:
+        """One file from there. Raises HeadError."""
+        with self._moving("fetched") as sftp:
+            sftp.get(str(path), str(local))
+
+    @contextlib.contextmanager
+    def _moving(self, done: str) -> Iterator[SFTPClient]:
         try:
-            with self.open_sftp() as sftp, archive.open("rb") as source:
+            with self.open_sftp() as sftp:
                 if channel := sftp.get_channel():
                     channel.settimeout(ANSWER_S)
-                with sftp.open(remote_path, "wx") as file:
-                    file.chmod(0o600)
-                    file.set_pipelined(True)
-                    shutil.copyfileobj(source, file, 1 << 18)
-        except (EOFError, OSError, SSHException) as error:
+                yield sftp
+        except (EOFError, OSError, SFTPError, SSHException) as error:
             self.close()
             raise HeadError(
-                f"{self.name}: the run's files could not be sent: {error or type(error).__name__}"
+                f"{self.name}: the run's files could not be {done}: {error or type(error).__name__}"
             ) from error
 
     def start_early(self, launch: Launch) -> None:

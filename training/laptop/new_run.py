@@ -25,7 +25,7 @@ from training.laptop import runs
 from training.laptop.head_node import Head, HeadError, HereHead
 from training.laptop.on_head import fs, run_folders
 from training.laptop.open_cluster import Session
-from training.laptop.start_lock import locked_start
+from training.laptop.start_lock import StartLock, locked_start
 from training.models import tiny
 from training.recipe.base import TINY
 from training.recipe.reading import parse_recipe
@@ -179,16 +179,20 @@ def upload(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
         head.put(archive, Path(launch.run_dir))
 
 
-def leave_by_hand(cluster: Session, launch: Launch) -> None:
+def leave_by_hand(cluster: Session, launch: Launch, lock: StartLock) -> None:
     """Put a planned run on all nodes and say what starts its ranks there; nothing runs yet, and no supervisor will.
-    The nodes need no ssh between them. Raises HeadError for a node that could not take it."""
-    head, lines, now = cluster.head, lines_by_hand(launch), time.time()
+    The nodes need no ssh between them. Raises HeadError where one could not take it; the run stays one that was not
+    started."""
+    head, lines = cluster.head, lines_by_hand(launch)
     typed = "".join(f"{line}  # on {node}\n" for node, line in lines.items())
-    status = Status(launch.run_id, "stopped", f"to be started by hand: {BY_HAND}", started=now, updated=now, ended=now)
-    upload(head, launch, {**launcher_files(launch), BY_HAND: typed, STATUS: status_text(status)})
+    lock.refuse_lost()
+    upload(head, launch, {**launcher_files(launch), BY_HAND: typed})
     cluster.copy_run(launch)
-    folder = head.runs / launch.run_id
+    lock.refuse_lost()
+    folder, now = head.runs / launch.run_id, time.time()
     head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
+    status = Status(launch.run_id, "stopped", f"to be started by hand: {BY_HAND}", started=now, updated=now, ended=now)
+    upload(head, launch, {STATUS: status_text(status)})
     print(f"{launch.run_id} lies in {folder} on {', '.join(lines)}; nothing runs yet. Type on each of them its line:")
     print(typed, end="")
 

@@ -9,7 +9,8 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import inf
@@ -23,7 +24,7 @@ from inventory.nodes import Node, price_of
 from inventory.setting_types import NoCluster
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop import head_node
-from training.laptop.head_node import Head, HereHead, RemoteHead
+from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.on_head import fs, machines, run_folders
 from training.laptop.on_head.machines import HardwareAnswer
 from training.plan.facts import Card, NodeHardware, slowest_first
@@ -145,29 +146,30 @@ class Session:
         return ssh.on_all(self.nodes, lambda node: self.ask(node.name, command))
 
     def copy_run(self, launch: Launch) -> None:
-        """A run's folder from the head to the other nodes, over this machine. Raises HeadError."""
+        """A run's folder from the head to the other nodes, over this machine. HeadError where one cannot take it: then
+        no node keeps it but the head."""
         if not isinstance(self.head, RemoteHead):
             return
-        remote = f"{launch.run_dir}.tar.gz"
-        with tempfile.TemporaryDirectory() as folder:
-            archive = Path(folder) / "run.tar.gz"
+        run_dir, others = Path(launch.run_dir), [RemoteHead(node, launch.deploy) for node in self.nodes[1:]]
+        packed = run_dir / run_folders.PACKED
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            for each in others:
+                stack.callback(each.close)
+            archive = Path(folder) / packed.name
             try:
-                self.head.ask(run_folders.pack, launch.run_dir, remote)
-                with self.head.open_sftp() as sftp:
-                    sftp.get(remote, str(archive))
+                self.head.ask(run_folders.pack, run_dir)
+                self.head.get(packed, archive)
             finally:
-                self.head.ask(fs.remove, remote)
-
-            def put(node: Node) -> None:
-                target = RemoteHead(node, launch.deploy)
-                try:
-                    target.put(archive, Path(launch.run_dir))
-                finally:
-                    target.close()
-
-            for answer in ssh.on_all(self.nodes[1:], put).values():
-                if isinstance(answer, Exception):
-                    raise answer
+                with suppress(HeadError):  # the reason is being raised already
+                    self.head.ask(fs.remove, packed)
+            try:
+                with ThreadPoolExecutor() as pool:
+                    list(pool.map(lambda node: node.put(archive, run_dir), others))
+            except BaseException:
+                for each in others:
+                    with suppress(HeadError):
+                        each.ask(fs.remove, run_dir)
+                raise
 
     def tunnel(self, name: str, port: int) -> AbstractContextManager[int]:
         """Inside the `with`, the port here that leads to a port of a node's 127.0.0.1."""

@@ -159,7 +159,7 @@ class TrainWish:
     @property
     def fits_resume(self) -> bool:
         """Whether none but those is given that a resumed run takes too."""
-        return not (self.data or self.from_adapter or self.skip_bad or self.dry or self.anyway or self.by_hand)
+        return not (self.data or self.from_adapter or self.skip_bad or self.dry or self.anyway)
 
 
 @contextmanager
@@ -221,7 +221,8 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
             _upload_plan(cluster.head, launch, request.recipe, plan, base)
             _remember_commit(request.recipe, base)
             if request.by_hand:
-                new_run.leave_by_hand(cluster, replace(launch, launcher=request.by_hand))
+                new_run.leave_by_hand(cluster, replace(launch, launcher=request.by_hand), lock)
+                rental.print_release_time(cluster)
             else:
                 lock.start_supervisor(launch)
     return lock.started_run

@@ -103,7 +103,7 @@ def train(
     yes: bool = False,
     no_fetch: bool = False,
     dry: bool = False,
-    print: str = "",
+    print: str | None = None,
     anyway: bool = False,
     skip_bad: bool = False,
     debug_rank: str = "",  # as text, so that rank 0 is not taken for nothing
@@ -118,7 +118,8 @@ def train(
         overrides = start_run.overrides_of(set or (), steps, epochs)
         if here:
             base_model.check_python_here()
-        by_hand = launchers.parse_by_hand(print)
+        if (by_hand := launchers.parse_by_hand(print)) and (resume is not None or dry or detach or debug_rank):
+            raise launch.LaunchError("--print starts nothing: leave --resume, --dry, --detach and --debug-rank out")
         wish = start_run.TrainWish(model, data or (), overrides, from_adapter, skip_bad, dry, anyway, by_hand)
         if resume is None:
             cluster, request = stack.enter_context(start_run.cluster_and_request(wish, opened))

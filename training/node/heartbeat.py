@@ -1,7 +1,8 @@
 """Where the ranks meet and how they know that all are alive: torch's store on the head, and a heartbeat in it.
 
 torch by itself listens on every address a machine has, and the store takes orders from whoever reaches it: ours listens
-at the head's private address alone. A rank leaves when the head or another rank falls silent.
+at the head's private address alone (torchrun's agents have one more, on all addresses). A rank leaves when the head or
+another rank falls silent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.run.events import Failed
-from training.run.place import PlaceError, RankPlace, place_of
+from training.run.place import AGENTS_STORE, LAUNCHERS, PlaceError, RankPlace, place_of
 from training.text.problems import PEER_LOST
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ def take_place() -> RankPlace:
     except PlaceError as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
-    if place != RankPlace():  # a process that nobody launched needs no names
+    if any(names.rank in os.environ for names in LAUNCHERS):  # a process that nobody launched needs no names
         os.environ |= place.variables
-    if "RANK" in os.environ:
+        os.environ.pop(AGENTS_STORE, None)
         Path("/proc/self/comm").write_text(f"rank {place.rank}", encoding="ascii")
     return place
 

@@ -19,8 +19,6 @@ AS_DEPLOYED = {
     "LD_PRELOAD": "",
 }
 """On nodes, Python runs what was deployed and nothing else; an empty value is as good as none."""
-AGENTS_STORE = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
-"""torchrun tells its ranks by these that they meet at its own store, at the master's port."""
 _OF_NODE = {
     *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),  # for wandb

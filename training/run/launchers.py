@@ -11,6 +11,7 @@ import ipaddress
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from training.run.environment import VISIBLE
@@ -45,10 +46,10 @@ def launcher_files(launch: Launch) -> dict[str, str]:
     return {HOSTFILE: hostfile(launch.hosts), DEEPSPEED_ENV: deepspeed_env(launch.env)}
 
 
-def parse_by_hand(text: str) -> LauncherName | None:
-    """What --print names; None where it names nothing. Raises LaunchError."""
+def parse_by_hand(text: str | None) -> LauncherName | None:
+    """What --print names; None where it is not given. Raises LaunchError."""
     name = next((each for each in TYPED if each == text), None)
-    if text and not name:
+    if text is not None and not name:
         raise LaunchError(f"--print {text}: {', '.join(TYPED[:-1])} or {TYPED[-1]} is expected")
     return name
 
@@ -58,20 +59,20 @@ def lines_by_hand(launch: Launch) -> dict[str, str]:
     lines = {}
     for number, host in enumerate(launch.hosts):
         if launch.launcher == "spotune":
-            mark, place = f"{RUN_VARIABLE}={launch.run_dir}", f"NODE_RANK={number}"
-            words = ["env", mark, place, launch.python, "-m", FORK_SERVER, "--run", "."]
+            place, words = [f"NODE_RANK={number}"], [FORK_SERVER, "--run", "."]
         elif launch.launcher == "torchrun":
-            words = [_beside_python(launch, "torchrun"), *_torchrun_options(launch, host, MASTER_PORTS[0])]
+            place, words = [], ["torch.distributed.run", *_torchrun_options(launch, host, MASTER_PORTS[0])]
         else:
-            here = ["--no_ssh", f"--hostfile={launch.run_dir}/{HOSTFILE}", f"--node_rank={number}"]
-            words = [_beside_python(launch, "deepspeed"), *here, *_deepspeed_options(launch, MASTER_PORTS[0])]
-        lines[host.name] = f"cd {shlex.quote(launch.run_dir)} && {shlex.join(words)}"
+            options = ["--no_ssh", f"--hostfile={launch.run_dir}/{HOSTFILE}", f"--node_rank={number}"]
+            place, words = [], ["deepspeed.launcher.runner", *options, *_deepspeed_options(launch, MASTER_PORTS[0])]
+        line = shlex.join([*place, launch.python, "-m", *words])
+        lines[host.name] = f"cd {shlex.quote(launch.run_dir)} && {line}"
     return lines
 
 
 def launcher_programs(launch: Launch) -> list[str]:
     """What a node has to have for it, whole paths."""
-    return [launch.python, *([_beside_python(launch, "mpirun")] if launch.launcher == "mpirun" else [])]
+    return [launch.python, *([_mpirun(launch)] if launch.launcher == "mpirun" else [])]
 
 
 def fork_server_argv(launch: Launch, host: Host) -> list[str]:
@@ -97,7 +98,7 @@ def mpirun_argv(launch: Launch, master_port: int) -> list[str]:
     told |= {name: launch.env[name] for name in ("PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE") if name in launch.env}
     its_own = {"plm_ssh_agent": shlex.join(["ssh", *SSH_OPTIONS]), "plm_ssh_no_tree_spawn": "1"}
     its_own["prte_if_include"] = network_of([host.private_address for host in launch.hosts])
-    start = [_beside_python(launch, "mpirun"), "--allow-run-as-root", "--bind-to", "none", "--host", slots]
+    start = [_mpirun(launch), "--allow-run-as-root", "--bind-to", "none", "--host", slots]
     return [
         *(*start, "-np", str(launch.world_size)),
         *(word for name, value in its_own.items() for word in ("--prtemca", name, value)),
@@ -153,8 +154,7 @@ def slots_of(launch: Launch, host: Host) -> list[str] | list[int]:
 def place_variables(launch: Launch, place: RankPlace) -> dict[str, str]:
     """What tells a rank its place, in the names that torch and DeepSpeed read."""
     host = launch.host_of(place.rank)
-    return place.variables | {
-        "LOCAL_SIZE": str(place.local_world_size),
+    return replace(place, local_world_size=host.slots).variables | {
         "CROSS_RANK": str(launch.hosts.index(host)),
         "CROSS_SIZE": str(len(launch.hosts)),
         VISIBLE: ",".join(map(str, slots_of(launch, host))),
@@ -187,6 +187,6 @@ def _on_node(launch: Launch, host: Host, module: list[str]) -> list[str]:
     return ["ssh", *SSH_OPTIONS, host.name, command]
 
 
-def _beside_python(launch: Launch, program: str) -> str:
-    """The same on every node."""
-    return str(PurePosixPath(launch.python).with_name(program))
+def _mpirun(launch: Launch) -> str:
+    """Beside the run's Python, the same on every node."""
+    return str(PurePosixPath(launch.python).with_name("mpirun"))

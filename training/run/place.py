@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from training.text.problems import UNUSABLE, TrainingError
 
 MASTER_PORT = 29500
+AGENTS_STORE, BEHIND_AGENT = "TORCHELASTIC_USE_AGENT_STORE", 2
+"""torchrun's agent has a store of its own at the master's port; ours is two ports behind, its heartbeat three."""
 HERE = "127.0.0.1"
-_RANGES = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
 
 class PlaceError(TrainingError, ValueError):
@@ -36,7 +37,8 @@ class Names:
 
 
 LAUNCHERS = (
-    Names("torchrun, DeepSpeed, spotune", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Names("DeepSpeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_SIZE"),
+    Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     Names(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
@@ -102,6 +104,7 @@ class RankPlace:
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "LOCAL_SIZE": str(self.local_world_size),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
         }
@@ -109,23 +112,33 @@ class RankPlace:
 
 def place_of(environ: Mapping[str, str]) -> RankPlace:
     """A process's place, the only one where no launcher says anything. Raises PlaceError."""
-    names = next((each for each in LAUNCHERS if each.rank in environ and (each.with_it or each.rank) in environ), None)
+    names = next((each for each in LAUNCHERS if _are_there(each, environ)), None)
     if names is None:
         return RankPlace()
     rank, world_size = _number(environ, names.rank), _number(environ, names.world_size)
     if not rank < world_size:
         raise PlaceError(f"{names.rank}={rank}: of {names.world_size}={world_size} ranks the last is {world_size - 1}")
     master = _master(environ)
-    local_world_size = _number(environ, names.local_world_size, world_size if not master else 1)
+    local_rank = _number(environ, names.local_rank, 0 if master else rank)
+    local_world_size = _number(environ, names.local_world_size, local_rank + 1 if master else world_size)
     if not master and world_size > local_world_size:
         raise PlaceError(f"{world_size} ranks on several nodes, and none of {', '.join(MASTERS)} says where they meet")
+    if not local_rank < local_world_size:
+        raise PlaceError(f"{names.local_rank}={local_rank}: {names.local_world_size}={local_world_size}")
     return RankPlace(
         rank,
         world_size,
-        _number(environ, names.local_rank, 0 if master else rank),
+        local_rank,
         local_world_size,
         master or HERE,
-        _port(environ),
+        _port(environ) + (BEHIND_AGENT if AGENTS_STORE in environ else 0),
+    )
+
+
+def _are_there(names: Names, environ: Mapping[str, str]) -> bool:
+    """A launcher of one rank a node need not number those of a node; MPI without that number is no launcher of ours."""
+    return all(name in environ for name in (names.rank, names.with_it or names.rank)) and (
+        names.rank == "RANK" or names.local_rank in environ
     )
 
 
@@ -159,9 +172,5 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
 
 def _first(nodes: str) -> str:
     """The first node of a list: of addresses on lines, or as Slurm writes names, te[1-4,7]."""
-    first = nodes.split(maxsplit=1)[0] if nodes.split() else ""
-    match = _RANGES.match(first)
-    if match is None:
-        return ""
-    prefix, ranges = match.groups()
-    return prefix + re.split("[,-]", ranges, maxsplit=1)[0] if ranges else prefix
+    first_of_each = re.sub(r"\[([^\]]*)\]", lambda ranges: re.split("[,-]", ranges[1], maxsplit=1)[0], nodes)
+    return re.split(r"[\s,]", first_of_each.strip(), maxsplit=1)[0]

@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
 MOST = 1e30
@@ -279,3 +280,24 @@ def is_alive(pid: str) -> bool:
     except (ValueError, OSError):
         return False
     return True
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is what an annotation says."""
+    inner = get_args(hint)
+    if is_typeddict(hint):
+        kinds = get_type_hints(hint)
+        return (
+            isinstance(value, dict)
+            and value.keys() == kinds.keys()
+            and all(fits(value[key], kinds[key]) for key in kinds)
+        )
+    if get_origin(hint) in (Union, UnionType):
+        return any(fits(value, kind) for kind in inner)
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    return type(value) is (NoneType if hint is None else hint)

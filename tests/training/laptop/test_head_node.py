@@ -25,7 +25,7 @@ from inventory.node_program import ProgramError
 from tests.support.run_folders import make_run, supervisor_of
 from tests.support.waiting import until
 from training.data.sample import DataError
-from training.laptop import base_model, preparing, rental, resume_run, runs, start_run
+from training.laptop import base_model, open_cluster, preparing, rental, resume_run, runs, start_run
 from training.laptop.adapter import tuned_model
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
 from training.laptop.on_head import fs
@@ -56,6 +56,25 @@ def archive(tmp_path: Path) -> Path:
         info.size = 4
         tar.addfile(info, io.BytesIO(b"a=1\n"))
     return path
+
+
+def test_a_run_comes_to_all_nodes_or_stays_on_the_head_alone(node, tmp_path: Path, monkeypatch):
+    class There(RemoteHead):
+        def __init__(self, node, deploy=""):
+            super().__init__(node, deploy)
+            self.runs = Path("/runs")
+
+    monkeypatch.setattr(open_cluster, "RemoteHead", There)
+    (run := tmp_path / "tiny-20260101-000000").mkdir()
+    (run / "logs").mkdir()
+    (run / "recipe.toml").write_text("a=1")
+    launch = Launch(run.name, str(run), (Host("te1", "127.0.0.1", 1),), "m", (), "python", {})
+    with closing(There(node)) as head:
+        Session(head, (node, node)).copy_run(launch)
+        assert sorted(path.name for path in run.iterdir()) == ["logs", "recipe.toml"]
+        with pytest.raises(HeadError):
+            Session(head, (node, node, replace(node, port=1))).copy_run(launch)
+        assert not run.exists()  # the second node's folder is the head's here
 
 
 def test_a_run_is_unpacked_on_the_data_disk_and_nothing_else_is_left(head, server, tmp_path: Path, archive: Path):

@@ -37,6 +37,7 @@ from training.run.launchers import (
     hostfile,
     launcher_argv,
     network_of,
+    parse_by_hand,
 )
 
 HOSTS = (Host("te1", "10.0.0.11", 1), Host("te2", "10.0.0.12", 2), Host("te3", "10.0.0.13", 1))
@@ -226,23 +227,23 @@ def test_a_rank_that_a_fork_server_starts_has_the_runs_environment_and_knows_its
         assert not [name for name, value in OF_A_NODE.items() if seen.get(name) == value]
 
 
-@pytest.mark.parametrize(("rank", "code"), [("1", 0), ("x", 2)])
-def test_a_rank_that_mpirun_starts_has_the_names_that_torch_reads(tmp_path: Path, rank, code):
+@pytest.mark.parametrize(("rank", "of", "code"), [("1", "2", 0), ("x", "2", 2), ("1", "3", 2)])
+def test_a_rank_that_mpirun_starts_has_the_names_that_torch_reads(tmp_path: Path, rank, of, code):
     env = {**rank_env(str(tmp_path), "cpu"), "PATH": os.environ["PATH"]}
     launch = replace(LAUNCH, hosts=HOSTS[1:2], run_dir=str(tmp_path), module="seen", python=sys.executable, env=env)
     (tmp_path / LAUNCH_FILE).write_text(launch_text(launch))
     (tmp_path / "training").symlink_to(Path(open_cluster.__file__).parents[1])
     (tmp_path / "seen.py").write_text(SEEN)
-    of_mpi = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    of_mpi = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": of, "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
     argv = [sys.executable, "-m", "training.node.supervision.rank_start", "."]
     done = subprocess.run(argv, cwd=tmp_path, env=os.environ | of_mpi, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     if code == 0:
         seen = json.loads((tmp_path / "seen.json").read_text())
-        place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
         assert seen.items() >= (env | place).items() and not [name for name in seen if name.startswith("OMPI")]
     else:
-        assert done.stderr.startswith("OMPI_COMM_WORLD_RANK=x: ")
+        assert done.stderr.startswith(("OMPI_COMM_WORLD_RANK=x: ", "3 ranks "))
 
 
 def test_what_a_node_sets_for_all_its_users_is_read_as_pam_reads_it():
@@ -315,6 +316,13 @@ def test_mpirun_is_told_each_node_with_its_slots():
     (argv,) = launcher_argv(replace(LAUNCH, launcher="mpirun"), 29500).values()
     assert argv[0] == "/data/env/bin/mpirun" and argv[argv.index("--host") + 1] == "te1:1,te2:2,te3:1"
     assert {f"SPOTUNE_RUN={RUN}", "MASTER_ADDR=10.0.0.11", "MASTER_PORT=29500"} <= {*argv}
+
+
+@pytest.mark.parametrize("named", ["", "mpirun"])
+def test_lines_are_printed_for_launchers_that_are_started_on_each_node(named):
+    assert parse_by_hand(None) is None and parse_by_hand("torchrun") == "torchrun"
+    with pytest.raises(LaunchError, match=f"--print {named}"):
+        parse_by_hand(named)
 
 
 @pytest.mark.parametrize(("launcher", "files"), [("spotune", set()), ("deepspeed", {"hostfile", ".deepspeed_env"})])

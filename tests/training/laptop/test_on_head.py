@@ -121,11 +121,11 @@ def test_what_is_no_answer_ends_the_conversation(lines: list[str], monkeypatch):
 
 def test_every_verb_has_a_contract_that_its_answers_are_held_against():
     hints = [get_type_hints(verb)["return"] for verb in on_head.VERBS.values()]
-    assert len(hints) > 20 and not any(head_node.fits(object(), hint) for hint in hints)
+    assert len(hints) > 20 and not any(files.fits(object(), hint) for hint in hints)
     look = {"run": "r", "status": "", "alive": True, "now": 1, "metrics": "", "evaluation": ""}
-    assert head_node.fits([look], list[run_folders.LookAnswer])
+    assert files.fits([look], list[run_folders.LookAnswer])
     for wrong in ({**look, "alive": 1}, {**look, "now": True}, {**look, "more": ""}, {"run": "r"}, [], None):
-        assert not head_node.fits([wrong], list[run_folders.LookAnswer])
+        assert not files.fits([wrong], list[run_folders.LookAnswer])
 
 
 def test_files_of_runs_are_called_there_as_they_are_here():

@@ -121,6 +121,10 @@ def test_what_a_resume_would_change_is_said_as_it_is_typed(tmp_path: Path):
         assert part in said
 
 
+def test_lines_are_printed_for_a_run_that_is_neither_resumed_nor_followed(tmp_path: Path):
+    assert "--detach" in refused(fab(tmp_path, "train", "--model", "tiny", "--print", "torchrun", "--detach"))
+
+
 @pytest.mark.parametrize("steps", ["0", "-3", "many"])
 def test_steps_that_are_none_are_refused(tmp_path: Path, steps: str):
     said = refused(fab(tmp_path, "train", "--model", "tiny", f"--steps={steps}", "--here"))

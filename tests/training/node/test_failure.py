@@ -53,6 +53,12 @@ def test_a_launcher_that_ends_before_any_rank_has_started_is_quoted():
     assert "(no interface)" in end.reason
 
 
+def test_a_node_that_mpirun_cannot_reach_or_lost_is_told_by_ssh():
+    unknown, silent = "ssh: Could not resolve hostname te3: Name unknown", "Timeout, server te3 not responding."
+    assert f"({unknown})" in verdict(seen("-" * 74, unknown, "(try again.)"), False, 1).reason
+    assert verdict(seen(silent), False, 1).node == "te3"
+
+
 def test_a_launcher_that_ends_with_0_after_its_pdsh_was_killed_is_no_success():
     end = verdict(seen(of_rank(0, Started(7))), False, 0)
     assert (end.state, end.rank) == ("failed", 0)

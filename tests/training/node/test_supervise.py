@@ -389,6 +389,19 @@ def make_supervisor(run: Path) -> Supervisor:
     return Supervisor(run)
 
 
+@pytest.mark.parametrize("name", ["torchrun", "mpirun"])
+def test_ranks_are_started_in_the_order_of_nodes_that_was_planned_meanwhile(tmp_path, monkeypatch, name):
+    hosts, asked = (Host("te1", "127.0.0.1", 1), Host("te2", "127.0.0.1", 1), Host("te3", "127.0.0.1", 1)), []
+    begun = Launch("x-1", str(tmp_path), hosts, "training.program", (), sys.executable, {}, launcher=name)
+    planned = replace(begun, hosts=(hosts[0], hosts[2], hosts[1]))
+    monkeypatch.setattr(launcher, "launcher_argv", lambda launch, port: asked.append(launch) or {})
+    waiting = launcher.Launcher(begun)
+    assert waiting.fits(planned)
+    (tmp_path / "logs").mkdir()
+    waiting.start_ranks(planned, 29500)
+    assert asked == [planned]
+
+
 @EACH
 def test_a_killed_rank_is_named_with_its_node(start_on_nodes, launcher):
     run_dir, supervisor = start_on_nodes("waits", launcher=launcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ WITH_A_MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
 @pytest.mark.parametrize("names", LAUNCHERS, ids=lambda names: names.launcher)
 def test_every_launchers_names_say_the_same(names):
     environ = {names.rank: "1", names.world_size: "4", names.local_rank: "1", names.local_world_size: "2"}
-    assert place_of(environ | WITH_A_MASTER | {names.with_it: "0"}) == SECOND_OF_FOUR
+    assert place_of({names.with_it: "0"} | environ | WITH_A_MASTER) == SECOND_OF_FOUR
     assert place_of(SECOND_OF_FOUR.variables) == SECOND_OF_FOUR
 
 
@@ -40,10 +41,20 @@ def test_a_batch_script_of_slurm_is_no_rank_of_its_job():
     assert place_of(job | {"SLURM_STEP_ID": "0"}) == RankPlace(0, 4, 0, 1, "gpu07", 29500)
 
 
+def test_srun_that_also_sets_some_names_of_mpi_counts():
+    names = {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}
+    assert place_of({**names, "SLURM_LOCALID": "1", "MASTER_ADDR": "te1"}).local_rank == 1
+
+
+def test_ranks_of_torchrun_meet_behind_its_agents_store():
+    names = SECOND_OF_FOUR.variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert place_of(names) == replace(SECOND_OF_FOUR, master_port=29503)
+
+
 def test_mpirun_inside_a_job_of_slurm_counts():
     job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "MASTER_ADDR": "te1"}
     ranks = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    assert place_of(job | ranks) == RankPlace(3, 4, 1, 1, "te1", 29500)
+    assert place_of(job | ranks) == RankPlace(3, 4, 1, 2, "te1", 29500)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +65,7 @@ def test_mpirun_inside_a_job_of_slurm_counts():
         ("SKYPILOT_NODE_IPS", "10.0.0.7\n10.0.0.8\n", "10.0.0.7"),
         ("SLURM_JOB_NODELIST", "te[3-4,9],other", "te3"),
         ("SLURM_JOB_NODELIST", "te3,te4", "te3"),
+        ("SLURM_JOB_NODELIST", "rack[1-2]n[3,5]-ib,te9", "rack1n3-ib"),
     ],
 )
 def test_the_ranks_meet_on_the_first_node_that_their_scheduler_names(name, value, first):
@@ -68,6 +80,7 @@ def test_the_ranks_meet_on_the_first_node_that_their_scheduler_names(name, value
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2"),
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "-1"}, "MASTER_PORT=-1"),
+        ({**SECOND_OF_FOUR.variables, "LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
     ],
 )
 def test_what_no_launcher_would_say_is_refused_with_its_name(environ, named):

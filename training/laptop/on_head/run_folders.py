@@ -27,6 +27,7 @@ from training.laptop.on_head.fs import (
 )
 
 STATUS, METRICS, LAUNCH, RECIPE, STARTS = "status.json", "metrics.jsonl", "launch.json", "recipe.toml", "starts.jsonl"
+LOGS, PACKED = "logs", "logs/packed.tar.gz"
 PREPARING, CLAIM, GO, STOP = "preparing", "claim", "go", "stop"
 CHECKPOINTS, BEST, SUMS = "checkpoints", "best", "SHA256SUMS"
 RUN_ID = r"[a-z0-9][a-z0-9._-]*-[0-9]{8}-[0-9]{6}"
@@ -291,9 +292,11 @@ def unpack(archive: StrPath, folder: StrPath) -> None:
     run_well("tar", "-C", str(folder), "--no-same-owner", "-xzf", str(archive))
 
 
-def pack(folder: StrPath, archive: StrPath) -> None:
-    """A run's folder as a tar, which whoever may read the folder of runs can fetch."""
-    run_well("tar", "-C", str(folder), "-czf", str(archive), ".")
+def pack(folder: StrPath) -> None:
+    """A run that is about to begin as a tar in its own folder, which whoever may read runs can fetch. What tar writes
+    into must not be among what it reads."""
+    left_out = (f"--exclude=./{name}" for name in (LOGS, PREPARING, CLAIM))
+    run_well("tar", "-C", str(folder), *left_out, "-czf", str(Path(folder, PACKED)), ".")
 
 
 def start_early(argv: list[str]) -> None:

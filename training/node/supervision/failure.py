@@ -91,13 +91,15 @@ class Observation:
             self.node_codes[ended[0]] = ended[1]
             return None
         host, alone = self.launch.hosts[0].name, self.launch.here or len(self.launch.hosts) == 1
-        if not alone and (match := _HOST.match(line)):
+        if not alone and (match := _HOST.match(line)) and match["host"] in {each.name for each in self.launch.hosts}:
             host, line = match["host"], match["text"]
         match = _RANK.match(line)
         if match is None:
             self.node_lines[host].append(line)
             if causes.SSH_LOST.match(line):
-                self.lose(host)
+                words = line.split()
+                named = (each.name for each in self.launch.hosts if {each.name, each.private_address} & {*words})
+                self.lose(next(named, host))
             return None
         rank, text = int(match["rank"]), match["text"]
         if event := parse_line(text):
@@ -160,7 +162,8 @@ class Observation:
     def words_of(self, name: str) -> str:
         """The last that a node's launcher said, in brackets; without DeepSpeed's chatter and mpirun's frames."""
         words = [line.strip() for line in self.node_lines[name] if line.strip(" -") and "[INFO]" not in line]
-        return f" ({words[-1]})" if words else ""
+        said = next((word for word in words if word.startswith("ssh: ")), words[-1] if words else "")
+        return f" ({said})" if said else ""
 
     def _of_ranks(self) -> Iterable[Symptom]:
         for rank, end in self.ended.items():

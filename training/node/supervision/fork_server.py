@@ -32,6 +32,7 @@ from training.node.supervision.rank_process import (
     watch,
 )
 from training.run.environment import left_out
+from training.run.events import RUN_VARIABLE
 from training.run.folder import LAUNCH
 from training.run.launch import Launch, parse_launch
 from training.run.launchers import place_variables
@@ -48,6 +49,8 @@ def main() -> int:
     run_dir, watched = arguments.run.resolve(), bool(arguments.node)
     launch = _read(run_dir)
     place = None if watched else _place_by_hand(launch)
+    if place and RUN_VARIABLE not in os.environ:
+        _run_clean(launch, run_dir, place)
     of_node = dict(os.environ) if launch.here else of_login()
     env = environment_of(launch, of_node)
     _set_environment(env)
@@ -85,6 +88,14 @@ def _place_by_hand(launch: Launch) -> NodePlace:
     except PlaceError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _run_clean(launch: Launch, run_dir: Path, place: NodePlace) -> None:
+    """Once more, with the mark of the run and without what a login or a scheduler has set."""
+    env = dict(os.environ) if launch.here else {"PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"NODE_RANK": str(place.number), "NNODES": str(len(launch.hosts)), RUN_VARIABLE: str(run_dir)}
+    env |= {"MASTER_ADDR": place.master_address, "MASTER_PORT": str(place.master_port)}
+    os.execve(sys.executable, [sys.executable, "-u", "-m", str(__spec__.name), "--run", str(run_dir)], env)
 
 
 def _read(run_dir: Path) -> Launch:

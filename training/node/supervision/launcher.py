@@ -42,8 +42,9 @@ class Launcher:
         names = {host.name for host in launch.hosts} if self._forks else set()
         return same and names == ready
 
-    def start_ranks(self, master_port: int) -> None:
-        """They meet at this port."""
+    def start_ranks(self, launch: Launch, master_port: int) -> None:
+        """Those of `launch`, which may have been planned since; they meet at this port."""
+        self._launch = launch
         if not self._processes:
             self._run(launcher_argv(self._launch, master_port))
         for process in self._processes.values():

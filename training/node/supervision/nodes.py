@@ -161,7 +161,7 @@ def _make_folder(launch: Launch, host: Host) -> None:
     if host == launch.hosts[0]:
         output_of(["sh", "-c", command], host.name, 30)
     else:  # by one connection, as each takes a node a quarter of a second
-        _rsync(launch, host, *ONLY_CODE, f"--rsync-path=({command}) >&2 && rsync")
+        _rsync(launch, host, *ONLY_CODE, f"--rsync-path=({command}) >/dev/null && rsync")
 
 
 def _checked(test: str, otherwise: str) -> str:
@@ -169,7 +169,15 @@ def _checked(test: str, otherwise: str) -> str:
     return f"{{ {test} || {{ echo {shlex.quote(otherwise)} >&2; exit 1; }}; }}"
 
 
-ONLY_CODE = ("--checksum", "--delete", "--filter=risk /training/**", "--filter=protect *", "--exclude=/data")
+SILENCE_S = 20
+ONLY_CODE = (
+    "--timeout=60",
+    "--checksum",
+    "--delete",
+    "--filter=risk /training/**",
+    "--filter=protect *",
+    "--exclude=/data",
+)
 """Options of rsync. A run that goes on with other code must not find modules of its former one; what is shipped to the
 head may have the time and the size of what it replaces."""
 
@@ -180,7 +188,7 @@ def _rsync(launch: Launch, host: Host, *options: str) -> None:
         kept = [f"--exclude=/{name}" for name in KEPT_ON_HEAD]
         folders = [f"{launch.run_dir}/", f"{host.name}:{launch.run_dir}/"]
         by = shlex.join(["ssh", *SSH_OPTIONS])
-        output_of(["rsync", "-a", "-e", by, "--timeout=20", *options, *kept, *folders], host.name, 600)
+        output_of(["rsync", "-a", "-e", by, f"--timeout={SILENCE_S}", *options, *kept, *folders], host.name, 600)
 
 
 LOGS_S = 10.0

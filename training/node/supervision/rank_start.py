@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from training.node.supervision.rank_process import environment_of, fork_rank, launcher_code, of_login, watch
-from training.run.environment import AGENTS_STORE, left_out
+from training.run.environment import left_out
 from training.run.events import PIPE
 from training.run.folder import LAUNCH
 from training.run.launch import parse_launch
@@ -35,12 +35,13 @@ def main() -> int:
     launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
     try:
         place = place_of(os.environ)
+        if place.world_size != launch.world_size:
+            raise PlaceError(f"{place.world_size} ranks were launched, and the run was planned for {launch.world_size}")
     except PlaceError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     of_node = dict(os.environ) if launch.here else of_login()
     env = environment_of(launch, of_node) | place_variables(launch, place)
-    env |= {name: os.environ[name] for name in AGENTS_STORE if name in os.environ}
     dropped = [] if launch.here else left_out(launch.env, of_node)
     if dropped and place.local_rank == 0:
         print(f"of {launch.host_of(place.rank).name}'s environment its ranks do not get", *dropped, flush=True)

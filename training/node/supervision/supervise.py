@@ -150,7 +150,7 @@ class Supervisor:
     def _supervise(self, launcher: Launcher) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
         skip = os.getpid() if self.launch.here else 0
-        launcher.start_ranks(master_port(self.launch.hosts[0].name, skip))
+        launcher.start_ranks(self.launch, master_port(self.launch.hosts[0].name, skip))
         for host in () if self.launch.here else self.launch.hosts[1:]:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
