@@ -123,13 +123,11 @@ def place_of(environ: Mapping[str, str]) -> RankPlace:
     local_world_size = _number(environ, names.local_world_size, local_rank + 1 if master else world_size)
     if not master and world_size > local_world_size:
         raise PlaceError(f"{world_size} ranks on several nodes, and none of {', '.join(MASTERS)} says where they meet")
-    if not local_rank < local_world_size:
-        raise PlaceError(f"{names.local_rank}={local_rank}: {names.local_world_size}={local_world_size}")
     return RankPlace(
         rank,
         world_size,
         local_rank,
-        local_world_size,
+        max(local_world_size, local_rank + 1),  # where less was told, it is one more itself
         master or HERE,
         _port(environ) + (BEHIND_AGENT if AGENTS_STORE in environ else 0),
     )

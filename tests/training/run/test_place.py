@@ -80,7 +80,6 @@ def test_the_ranks_meet_on_the_first_node_that_their_scheduler_names(name, value
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2"),
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "-1"}, "MASTER_PORT=-1"),
-        ({**SECOND_OF_FOUR.variables, "LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
     ],
 )
 def test_what_no_launcher_would_say_is_refused_with_its_name(environ, named):
