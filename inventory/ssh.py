@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -62,7 +64,9 @@ class OfferedKeys:
         path, user = self.node.key, self.node.user
         add = f"add it to your agent: ssh-add {shlex.quote(str(path))}"
         try:
-            return [paramiko.PKey.from_path(path)], f"it refuses the key {path} for user {user}; [ssh] key says which"
+            with _READING:
+                key = _key_of(path, path.stat().st_mtime_ns)
+            return [key], f"it refuses the key {path} for user {user}; [ssh] key says which"
         except (paramiko.PasswordRequiredException, TypeError):  # cryptography's own word for it, which comes through
             return [], f"the key {path} has a passphrase; {add}"
         except UnknownKeyType as error:
@@ -71,6 +75,15 @@ class OfferedKeys:
             raise
         except (paramiko.SSHException, OSError, ValueError) as error:
             return [], f"the key {path} cannot be read: {error}"
+
+
+_READING = threading.Lock()
+
+
+@cache
+def _key_of(path: Path, _changed_ns: int) -> paramiko.PKey:
+    """Read once for all connections: to check the numbers of an RSA key takes a quarter of a second."""
+    return paramiko.PKey.from_path(path)
 
 
 # What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.

@@ -244,7 +244,7 @@ def test_an_import_that_is_not_allowed_is_found(at, line):
     ("wanted", "heavy"),
     [
         ("training.plan.predict, training.cost.strategies", ["torch", "deepspeed", "transformers", "numpy"]),
-        ("fabfile", ["torch", "pyinfra", "deepspeed", "alibabacloud_ecs20140526", "pydantic", "rich"]),
+        ("fabfile", ["torch", "pyinfra", "deepspeed", "alibabacloud_tea_openapi", "pydantic", "rich"]),
     ],
     ids=["the plan and the costs", "the map of tasks"],
 )

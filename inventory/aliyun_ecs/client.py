@@ -1,8 +1,8 @@
 """Alibaba Cloud ECS by the vendor's SDK.
 
-Requests go through the SDK's own models, so that a misspelt field is an error here and not silently dropped there;
-answers are taken as the plain dicts that came over the wire. The SDK repeats nothing by itself and adds no
-ClientToken: both are ours (`cloud.pace`, `renting.intents`).
+Requests and answers are plain dicts, as they go over the wire; a field's name is held against the vendor's description
+by the local cloud. The SDK repeats nothing by itself and adds no ClientToken: both are ours (`cloud.pace`,
+`renting.intents`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from inventory import local_address
-from inventory.aliyun_ecs.caller import ECS, NOT_SERVED, Endpoint
+from inventory.aliyun_ecs.caller import NOT_SERVED, Endpoint
 from inventory.aliyun_ecs.disks import Disks
 from inventory.aliyun_ecs.errors import classify, no_answer, sentence, setting_of
-from inventory.aliyun_ecs.fields import lost
 from inventory.aliyun_ecs.machines import Assistant
 from inventory.aliyun_ecs.place import PreparedPlaces
 from inventory.aliyun_ecs.recording import VARIABLE, Recording
-from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
+from inventory.cloud.errors import CloudError, NoCloud, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability, Deletable
 from inventory.settings import Settings
@@ -93,8 +92,6 @@ class Ecs(PreparedPlaces, Assistant, Disks):
 
     def once(self, action: str, fields: Mapping[str, Any], version: str) -> dict[str, Any]:
         """One request, signed and sent by the SDK, and its answer as it came."""
-        if version == ECS and (unknown := lost(dict(fields), self._sdk.known_fields(action, fields))):
-            raise CloudError(f"{action}: the installed SDK does not know {', '.join(unknown)}", Kind.INPUT)
         try:
             response = self._sdk.send(action, fields, version)
             answer = response["body"]

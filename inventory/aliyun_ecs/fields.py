@@ -108,20 +108,3 @@ def batches(ids: Sequence[str], most: int = MOST_IDS) -> Iterator[Sequence[str]]
 def stamp(at: datetime) -> str:
     """A time as the API takes it; the seconds are dropped there, so they are dropped here."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:00Z")
-
-
-def lost(requested: Any, understood: Any, at: str = "") -> list[str]:
-    """The names of fields that the vendor's model of a request did not take over: misspelt ones."""
-    if isinstance(requested, Mapping):
-        inner = understood if isinstance(understood, Mapping) else {}
-        return [
-            name for key, value in requested.items() for name in lost(value, inner.get(key), f"{at}.{key}".lstrip("."))
-        ]
-    if isinstance(requested, list):
-        pairs = (
-            zip(requested, understood, strict=False)
-            if isinstance(understood, list)
-            else ((each, None) for each in requested)
-        )
-        return [name for one, other in pairs for name in lost(one, other, at)]
-    return [] if requested == understood else [at]

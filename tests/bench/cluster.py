@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.bench import fixed_costs, slow_links
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared, paired
 from tests.support.local_cluster import LocalCluster, run_id_in
-from tests.support.waiting import until
 from training.run.launch import launch_text, parse_launch
 from training.run.launchers import launcher_files
 
@@ -33,6 +32,7 @@ def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
     """Four hosts, set up."""
     local = LocalCluster(folder, name="bench", nodes=4, subnet="10.213.81.0/24")
     local.env |= {"ANSIBLE_LOCALHOST_WARNING": "0"}
+    local.env.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's commands are compiled once
     local.leave()
     try:
         local.serve()
@@ -181,7 +181,7 @@ def first_step(local: LocalCluster) -> Row:
         began = time.time()
         run_id = run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "3", "--detach")))
         folder = f"/data/runs/{run_id}"
-        status = until(partial(_finished, local, folder), f"the end of {run_id}", 300)
+        status = _finished(local, folder)
         first = _step_after(local, folder, began)
         ranks = float(local.on("te1", f"stat -c %.W {folder}/logs/rank-0.log"))
         parts.append((status["started"] - began, ranks - status["started"], first - ranks))
@@ -202,17 +202,20 @@ def resume(local: LocalCluster) -> Row:
         copy = _copy(local, folder, began_with=("--resume",))
         began = time.time()
         checked(local.fab("train", "--resume", run_id, "--detach"))
-        until(partial(_finished, local, folder), f"the end of {run_id}", 300)
+        _finished(local, folder)
         pairs.append((_step_after(local, folder, began) - began, _by_hand(local, copy)))
     return compared(pairs, digits=2)
 
 
-def _finished(local: LocalCluster, folder: str) -> dict | None:
-    """What a run's status.json says, once it is finished. Raises CommandFailed where it failed."""
-    status = json.loads(local.on("te1", f"cat {folder}/status.json 2>/dev/null; true") or "{}")
-    if status.get("state") in ("failed", "stopped"):
+def _finished(local: LocalCluster, folder: str) -> dict:
+    """What a run's status.json says once it is over, waited for by one command, as the peer is. Raises CommandFailed
+    where it did not finish."""
+    over = f'until grep -qE \'"state": *"(finished|failed|stopped)"\' {folder}/status.json; do sleep 0.2; done'
+    local.on("te1", f"timeout 300 sh -c {shlex.quote(over)}", timeout=310)
+    status: dict = json.loads(local.on("te1", f"cat {folder}/status.json"))
+    if status["state"] != "finished":
         raise CommandFailed(f"{folder}: {status['state']}: {status.get('reason')}")
-    return status if status.get("state") == "finished" else None
+    return status
 
 
 def _step_after(local: LocalCluster, folder: str, began: float) -> float:

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from training.models import tiny
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch]
-pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
+pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra: the vendor's SDK")
 
 STEPS, SAVE_EVERY = 72, 4
 NAMES = ["te1", "te2", "te3", "te4"]

@@ -21,7 +21,7 @@ from training.models import tiny
 from training.text.counts import money
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch, pytest.mark.cycle]
-pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
+pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra: the vendor's SDK")
 
 STEPS, SAVE_EVERY = 40, 4
 SETTINGS = (f"save_every={SAVE_EVERY}", "dtype=float32", "lora.dropout=0", "max_length=256", "global_batch=8")

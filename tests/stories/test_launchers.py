@@ -11,7 +11,7 @@ from tests.support.waiting import until
 from training.run.launchers import TYPED
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch, pytest.mark.proof]
-pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
+pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra: the vendor's SDK")
 
 NAMES = ["te1", "te2"]
 STEPS, SAVE_EVERY = 16, 4

@@ -178,7 +178,7 @@ def cached(data: Data, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: Ba
     entry = cache / content
     drop_unused(other for other in cache.glob("*") if other != entry)
     if entry.exists():
-        if _whole(entry, recipe, bad):
+        if whole(entry, recipe, bad.skip):
             mark_used(entry)
             return entry
         shutil.rmtree(entry, ignore_errors=True)
@@ -193,14 +193,14 @@ def cached(data: Data, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: Ba
         try:
             fresh.rename(entry)
         except OSError:  # another process has made the same meanwhile
-            if not _whole(entry, recipe, bad):
+            if not whole(entry, recipe, bad.skip):
                 raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return entry
 
 
-def _whole(entry: Path, recipe: Recipe, bad: Bad) -> bool:
+def whole(entry: Path, recipe: Recipe, skip_bad: bool) -> bool:
     """Whether a cached entry can be used as it is; one that was made by skipping bad records only for the same."""
     try:
         parts: list[Prepared] = [open_prepared(entry / TRAIN)]
@@ -208,7 +208,7 @@ def _whole(entry: Path, recipe: Recipe, bad: Bad) -> bool:
             parts.append(open_prepared(entry / VALIDATION))
     except DataError:
         return False
-    return bad.skip or not parts[0].report.bad
+    return skip_bad or not parts[0].report.bad
 
 
 def link(entry: Path, folder: Path) -> None:

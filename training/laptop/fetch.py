@@ -319,18 +319,28 @@ def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = Fal
     collect_results(head, run_id, full)
 
 
+def _is_of_now(page: Path, language: str) -> bool:
+    """Whether a page is in this language and was made after every other file of its run came."""
+    if not page.is_file() or f'<html lang="{language}' not in page.read_text(encoding="utf-8", errors="replace")[:100]:
+        return False
+    others = (path for path in page.parent.rglob("*") if path.is_file() and path.name not in (REPORT, FETCHED))
+    return page.stat().st_mtime_ns > max(path.stat().st_ctime_ns for path in others)
+
+
 def make_page(run: Path) -> Path | None:
     """The page of a fetched run, made on this machine of data, as a page of the head's could hold anything.
 
     None, and a sentence, where it cannot be made."""
-    page = run / REPORT
+    page, language = run / REPORT, language_here()
+    if _is_of_now(page, language):
+        return page
     page.unlink(missing_ok=True)
     if not (run / METRICS).is_file():
         return None
     if importlib.util.find_spec("matplotlib") is None:
         print(f"{page} is not made: its curves need matplotlib on this machine: pip install matplotlib")
         return None
-    flags = ["--run", str(run.resolve()), "--language", language_here()]
+    flags = ["--run", str(run.resolve()), "--language", language]
     argv = [sys.executable, "-P", "-m", "training.node.metrics.report", *flags]  # -P: nothing fetched is imported
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:

@@ -17,7 +17,7 @@ from training.cost.shape import ModelShape, PlanError, read_outline
 from training.models.hub import HubError, file_name
 from training.recipe.model_types import too_large
 from training.run.checkpoint_files import FetchError, whole_tensors
-from training.run.folder import write_atomically
+from training.run.folder import LAUNCH, write_atomically
 from training.text.files import ADAPTER_CONFIG, INDEX, SINGLE, STATE, model_files, object_in
 from training.text.hidden import HIDDEN
 from training.text.problems import AdapterError
@@ -28,6 +28,11 @@ def state_of(folder: Path) -> str:
     stats = ((name, (folder / name).stat()) for name in model_files(folder))
     state = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
     return sha256(f"{folder}\n{state}".encode()).hexdigest()
+
+
+def models_folder(run: Path) -> Path:
+    """Where the base models of a run lie, as its launch says; beside the runs where nothing does."""
+    return Path(object_in(run / LAUNCH).get("models") or run.parent.parent / "models")
 
 
 NESTED = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from training.data.survey import survey
-from training.models.folder import read_config
+from training.models.folder import models_folder, read_config
 from training.node import attached
-from training.node.prepare import models_folder, raw_data
+from training.node.prepare import raw_data
 from training.recipe.reading import read_recipe
 from training.run.folder import RECIPE
 

@@ -23,14 +23,19 @@ from typing import Any
 
 from training.cost.shape import ModelShape
 from training.data import hub, limits
+from training.data.build import TRAIN, VALIDATION, cached, link, pad_id, whole
+from training.data.encode import Encoder
 from training.data.file_names import NAMES, called_by_user
+from training.data.look.take import load_tokenizer
+from training.data.prepared import open_prepared
 from training.data.sample import CURE, Bad, DataError
 from training.data.source import Data, data_of, downloaded
-from training.models.folder import read_config, shape_of
+from training.models.folder import models_folder, read_config, shape_of
 from training.node import attached
+from training.node.answered import Answered
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe
-from training.run.folder import LAUNCH, RECIPE
+from training.run.folder import RECIPE
 from training.text.files import GENERATION, drop_unused, mark_used, object_in
 
 
@@ -58,64 +63,65 @@ def names_modules(recipe: Recipe) -> bool:
 
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
-    """The whole preparation; gives what there is to say about data, model and disk. The model is counted meanwhile."""
-    from training.node.known_outline import known_outline  # it imports transformers
-
+    """The whole preparation; gives what there is to say about data, model and disk."""
     recipe, models = read_recipe(run / RECIPE), models_folder(run)
-    model_dir = models / recipe.model_dir
-    known = known_outline(read_config(model_dir))
-
-    def shape() -> ModelShape:
-        return known or shape_of(model_dir, models.parent / "cache" / "outlines")
-
-    with ThreadPoolExecutor(1) as pool:  # which waits for a program and imports nothing: this process may fork
-        counted = pool.submit(shape)
-        answer = _prepare(run, recipe, models, skip_bad) | {"outline": counted.result().to_outline()}
-    if names_modules(recipe):
-        from training.node.model import whole_model  # here: DeepSpeed takes seconds, and most recipes name no module
-
-        whole_model(recipe, model_dir)  # refuses what it does not have
+    cache, model_dir = models.parent / "cache", models / recipe.model_dir
+    data = raw_data(run / "data", cache / "datasets")
+    asked = Answered(cache / "answers", recipe, model_dir, data, skip_bad)
+    answer = asked.read()
+    if answer and whole(entry := cache / "prepared" / answer["report"]["content_hash"], recipe, skip_bad):
+        mark_used(entry)
+    else:
+        answer, entry = _prepare(recipe, model_dir, data, skip_bad, cache)
+        asked.keep(answer)
+    link(entry, run / "data" / "prepared")
+    answer |= {"disk_free_gib": round(shutil.disk_usage(run).free / 2**30, 1)}
     (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     return answer
 
 
-def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[str, Any]:
-    from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
-    from training.data.encode import Encoder
-    from training.data.look.take import load_tokenizer
-    from training.data.prepared import open_prepared
+def _prepare(recipe: Recipe, model_dir: Path, data: Data, skip_bad: bool, cache: Path) -> tuple[dict[str, Any], Path]:
+    """What there is to say about data and model, and the data's entry in the cache. The model is counted meanwhile."""
+    from training.node.known_outline import known_outline  # it imports transformers
 
-    model_dir = models / recipe.model_dir
+    known = known_outline(read_config(model_dir))
+
+    def shape() -> ModelShape:
+        return known or shape_of(model_dir, cache / "outlines")
+
+    with ThreadPoolExecutor(1) as pool:  # which waits for a program and imports nothing: this process may fork
+        counted = pool.submit(shape)
+        answer, entry = _prepare_data(recipe, model_dir, data, skip_bad, cache)
+        answer |= {"outline": counted.result().to_outline()}
+    if names_modules(recipe):
+        from training.node.model import whole_model  # here: DeepSpeed takes seconds, and most recipes name no module
+
+        whole_model(recipe, model_dir)  # refuses what it does not have
+    return answer, entry
+
+
+def _prepare_data(
+    recipe: Recipe, model_dir: Path, data: Data, skip_bad: bool, cache: Path
+) -> tuple[dict[str, Any], Path]:
     config = read_config(model_dir)
     tokenizer = load_tokenizer(model_dir)
     all_imported()
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-    data = raw_data(run / "data", models.parent / "cache" / "datasets")
     bad = Bad(skip_bad, cure=CURE)
-    entry = cached(data, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
+    entry = cached(data, encoder, recipe, cache=cache / "prepared", bad=bad)
     parts = (TRAIN, VALIDATION) if recipe.validation.fraction else (TRAIN,)
     made = {part: open_prepared(entry / part) for part in parts}
     limits.check_ids(config, recipe, tokenizer, max(one.largest_id for one in made.values()))
-    link(entry, run / "data" / "prepared")
     reports = {part: asdict(one.report) for part, one in made.items()}
-    return {
+    answer = {
         "report": reports[TRAIN],
         "validation": reports.get(VALIDATION),
         "skipped": bad.shown,
         "model": config,
         "generation": object_in(model_dir / GENERATION),
-        "disk_free_gib": round(shutil.disk_usage(run).free / 2**30, 1),
     }
-
-
-def models_folder(run: Path) -> Path:
-    """Where base models lie, as the launch says; beside the runs where nothing does."""
-    try:
-        launch = json.loads((run / LAUNCH).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        launch = {}
-    return Path(launch.get("models") or run.parent.parent / "models")
+    return answer, entry
 
 
 def raw_data(folder: Path, downloads: Path) -> Data:

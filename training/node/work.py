@@ -7,10 +7,10 @@ from pathlib import Path
 
 from training.data.build import TRAIN, VALIDATION
 from training.data.prepared import Prepared, open_prepared
+from training.models.folder import models_folder
 from training.node import checkpoint
 from training.node.base_weights import check_weights_match_config
 from training.node.model import WholeModel, whole_model
-from training.node.prepare import models_folder
 from training.node.rank import Rank
 from training.node.saving import Start, as_begun
 from training.recipe.reading import read_recipe

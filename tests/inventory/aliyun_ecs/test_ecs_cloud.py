@@ -17,7 +17,7 @@ from inventory.settings import Settings
 from tests.support.ecs_api import EcsApi
 from tests.support.waiting import until
 
-pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
+pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
 QUICK = CallPace(first_s=0.02, longest_s=0.2, poll_s=0.05, wait_limit_s=20, read_s=2)
 TAGS = {CLUSTER_TAG: "face"}
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ3pWbWcGb9Tz9d5TnIY0pBZb0xgC1tkdhKHUhYQ0pqb test"

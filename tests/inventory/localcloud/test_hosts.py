@@ -23,7 +23,7 @@ from tests.support.local_cluster import ROOT, LocalCluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.localcloud
-pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
+pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra: the vendor's SDK")
 
 NAME = "tlc"
 

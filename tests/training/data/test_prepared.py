@@ -29,6 +29,7 @@ from training.data.shapes import recognised  # noqa: E402
 from training.data.source import data_of, data_sha256  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
+from training.node import answered  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 from training.recipe.base import Base  # noqa: E402
 from training.recipe.tables import Validation  # noqa: E402
@@ -376,9 +377,45 @@ def test_prepare_imports_no_torch_and_makes_the_same_as_with_it(house, layers):
     done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120)
     answer, torch_module = done.stdout.splitlines()
     assert (done.returncode, done.stderr, torch_module) == (0, "", "None")
-    shutil.rmtree(house / "cache" / "outlines", ignore_errors=True)
+    for kept in ("answers", "outlines"):
+        shutil.rmtree(house / "cache" / kept, ignore_errors=True)
     with_torch = json.loads(json.dumps(prepare(run, False)))
     assert json.loads(answer) | {"disk_free_gib": 0} == with_torch | {"disk_free_gib": 0}
+
+
+def test_what_was_answered_before_is_answered_without_a_tokenizer_or_a_model(house, monkeypatch):
+    def prepared(name, recipe, lines=LINES, skip_bad=False):
+        run = _run_folder(house, name, recipe, ("train.jsonl", lines))
+        answer = json.loads(json.dumps(prepare(run, skip_bad) | {"disk_free_gib": 0}))
+        return answer, sorted(str(path.relative_to(run)) for path in (run / "data").rglob("*"))
+
+    recipe, bad = _recipe(), LINES + '{"messages": 1}\n'
+    first, skipped = prepared("asked-1", recipe), prepared("asked-bad", recipe, bad, skip_bad=True)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert prepared("asked-2", recipe) == first
+    assert prepared("asked-bad-2", recipe, bad, skip_bad=True) == skipped
+    for name, other in {
+        "asked-3": (_recipe(max_length="64"), LINES),
+        "asked-4": (recipe, LINES.replace("\n", "\n\n", 1)),
+    }.items():
+        with pytest.raises((DataError, ImportError)):
+            prepared(name, *other)
+    with pytest.raises((DataError, ImportError)):
+        prepared("asked-5", recipe, bad)
+    monkeypatch.setattr(answered, "CODE", house / "models")
+    with pytest.raises((DataError, ImportError)):
+        prepared("asked-6", recipe)
+
+
+def test_an_answer_whose_data_are_damaged_is_worked_out_again(house):
+    lines = LINES.replace("\n", "\n\n", 2)
+    first = prepare(_run_folder(house, "whole", _recipe(), ("train.jsonl", lines)), False)
+    entry = house / "cache" / "prepared" / first["report"]["content_hash"]
+    (entry / "train" / "ids.i32").unlink()
+    run = _run_folder(house, "mended", _recipe(), ("train.jsonl", lines))
+    again = prepare(run, False)
+    assert json.dumps(again | {"disk_free_gib": 0}) == json.dumps(first | {"disk_free_gib": 0})
+    assert open_prepared(run / "data" / "prepared" / "train").content_hash == first["report"]["content_hash"]
 
 
 def test_prepare_of_bad_data_ends_with_exit_code_2_and_the_reason(house):

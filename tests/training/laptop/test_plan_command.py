@@ -687,7 +687,7 @@ def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):
         "recipe = start_run.resolve_recipe('qwen2.5-7b', (), '')\n"
         "wish = plan_options.PlanWish(cards=('A10',))\n"
         "plan_view.print_plan(plan_options.plan_question(load_settings(), recipe, wish))\n"
-        "print(sorted({'torch', 'deepspeed', 'transformers', 'alibabacloud_ecs20140526'} & set(sys.modules)))"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'alibabacloud_tea_openapi'} & set(sys.modules)))"
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
                           capture_output=True, text=True, check=True)  # fmt: skip

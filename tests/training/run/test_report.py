@@ -713,6 +713,28 @@ def test_a_page_made_here_is_in_the_language_of_the_terminal(tmp_path, monkeypat
     assert '<html lang="zh' in page.read_text(encoding="utf-8")
 
 
+def test_a_page_is_made_again_where_a_file_came_since_or_in_another_language(tmp_path, monkeypatch):
+    def mark():
+        with (home / "report.html").open("a") as page:
+            page.write("<!-- as it was -->")
+
+    def is_kept():
+        return make_page(home).read_text(encoding="utf-8").endswith("<!-- as it was -->")
+
+    run = with_everything(make_run(tmp_path / "head" / "tiny-20260101-000000"))
+    make_report(run)
+    home = fetched(run, tmp_path / "home" / run.name)
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    make_page(home)
+    mark()
+    assert is_kept()
+    (home / "metrics.jsonl").touch()
+    assert not is_kept()
+    mark()
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert not is_kept()
+
+
 def test_facts_of_a_head_are_data_and_what_is_none_makes_no_page(tmp_path, capsys):
     run = with_everything(make_run(tmp_path / "head" / "tiny-20260101-000000"))
     make_report(run)
