@@ -14,6 +14,10 @@ from typing import Any
 
 from inventory.setting_types import SettingsError, is_address
 from inventory.settings import Settings
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory import transport
 
 SSH_CONFIG = Path("~/.ssh/config")
 """The user's own, as ssh itself reads it (`ssh -G`)."""
@@ -206,6 +210,7 @@ def pyinfra_hosts(settings: Settings, nodes: Sequence[Node], files: Path) -> lis
                 "ssh_known_hosts_file": str(files / "known_hosts"),
                 "ssh_strict_host_key_checking": "yes",
                 "ssh_connect_retries": 3,
+                "ssh_paramiko_connect_kwargs": {"transport_factory": transport.prompt_transport},
                 "_sudo": node.user != "root",
             },
         )

@@ -24,6 +24,7 @@ from paramiko.pkey import UnknownKeyType
 from inventory.errors import InventoryError
 from inventory.known_hosts import known_host_name, read_known_hosts
 from inventory.nodes import SSH_CONFIG, Node
+from inventory.transport import prompt_transport
 from training.text.files import Frame
 
 
@@ -136,6 +137,7 @@ def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
     where = {"host": node.address, "user": node.user, "port": node.port, "connect_timeout": timeout_s, "config": config}
     where["connect_kwargs"] = {
         "auth_strategy": OfferedKeys(node),
+        "transport_factory": prompt_transport,
         "banner_timeout": timeout_s,
         "auth_timeout": timeout_s,
     }

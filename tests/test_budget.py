@@ -16,7 +16,7 @@ ROOMS = {
     "deploy": (1846, 20),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
-    "inventory": (1565, 23),
+    "inventory": (1577, 24),
     "inventory/aliyun_ecs": (1009, 12),
     "inventory/cloud": (277, 6),
     "inventory/localcloud": (1059, 13),
