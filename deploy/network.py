@@ -10,10 +10,11 @@ from pyinfra import host, logger
 from pyinfra.api import deploy
 from pyinfra.api.facts import FactBase
 from pyinfra.facts.files import Directory
-from pyinfra.operations import files, server
+from pyinfra.operations import server
 
-from deploy.node_files import FOLDER, outside, refuse, with_block
-from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.managed import file_text, keep_file, managed, put_text
+from deploy.node_files import outside, refuse, text_of, with_block
+from deploy.node_operation import Commands, node_operation
 
 
 def rewrite(text: str, own_name: str, addresses: Mapping[str, str]) -> str:
@@ -103,8 +104,10 @@ def nccl_conf(text: str, interface: Interface) -> str:
     return block + "".join(f"{line}\n" for line in outside(text))
 
 
-HOSTS, HOSTS_TEMPLATE = "/etc/hosts", "/etc/cloud/templates/hosts.debian.tmpl"
-NCCL_CONF = "/etc/nccl.conf"
+HOSTS, HOSTS_TEMPLATE = managed("/etc/hosts"), managed("/etc/cloud/templates/hosts.debian.tmpl")
+NCCL_CONF = managed("/etc/nccl.conf")
+NODE_FILE = managed("/etc/spotune/node.json")
+CLOUD_INIT = managed("/etc/cloud/cloud.cfg.d/99-spotune.cfg")
 
 
 NOTHING = "[]"
@@ -129,12 +132,7 @@ class IpJson(FactBase[list[str]]):
 def name_nodes() -> None:
     """Every node under its own name, knowing all the others by private address."""
     if host.get_fact(Directory, path="/etc/cloud/cloud.cfg.d"):
-        files.put(
-            name="cloud-init leaves names alone",
-            src=str(FOLDER / "cloud_init.cfg"),
-            dest="/etc/cloud/cloud.cfg.d/99-spotune.cfg",
-            mode="644",
-        )
+        keep_file(name="cloud-init leaves names alone", path=CLOUD_INIT, text=text_of("cloud_init.cfg"))
     server.hostname(name="Hostname", hostname=host.data.node.name)
     manage_hosts_file(name="/etc/hosts")
     choose_network(name="Interface for NCCL and gloo")
@@ -168,4 +166,4 @@ def choose_network() -> Commands:
         "reason": interface.reason,
     }
     yield from put_text(NCCL_CONF, nccl_conf(file_text(NCCL_CONF) or "", interface))
-    yield from put_text("/etc/spotune/node.json", json.dumps(about, indent=1) + "\n")
+    yield from put_text(NODE_FILE, json.dumps(about, indent=1) + "\n")

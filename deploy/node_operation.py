@@ -12,21 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, wraps
-from io import StringIO
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
 from paramiko import ChannelException, SFTPError, SSHException
 from pyinfra import host, logger, state
-from pyinfra.api import Host, StringCommand, operation, output
+from pyinfra.api import FactBase, Host, StringCommand, operation, output
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
-from pyinfra.facts.files import FileContents
-from pyinfra.operations import files
 
 from deploy.node_files import refuse
 from inventory.cloud.errors import RentError
@@ -95,6 +92,22 @@ if output.is_output_active():  # pyinfra's own program runs us
     output.set_echo(lambda message="", **how: click.echo(shown_in_colour(str(message)), **how))
 
 
+def _answers() -> dict[Any, Any]:
+    """What this node was asked since something was last changed there."""
+    answers: dict[Any, Any] = vars(state.inventory.get_host(host.name)).setdefault("spotune_answers", {})
+    return answers
+
+
+def known(fact: type[FactBase], **arguments: Any) -> Any:
+    """A fact of this node, asked once until an operation changes something there, and anew when operations begin to
+    run: whoever reads the plan first may take their time."""
+    asked = (state.is_executing, fact, *sorted(arguments.items()))
+    answers = _answers()
+    if asked not in answers:
+        answers[asked] = host.get_fact(fact, **arguments)
+    return answers[asked]
+
+
 def node_operation(body: Callable[Given, Commands]) -> Callable[..., Any]:
     """`@operation()` for a body that ends where a fact failed, on this host alone.
 
@@ -108,21 +121,11 @@ def node_operation(body: Callable[Given, Commands]) -> Callable[..., Any]:
             if host in state.failed_hosts:
                 break
             yield command
+            _answers().clear()
         if host in state.failed_hosts:
             yield refuse(f"{host.name}: a question to this node got no answer; it was left as it is")
 
     return operation()(careful)
-
-
-def file_text(path: str) -> str | None:
-    """What a file of this node holds; None where there is no such file."""
-    lines = host.get_fact(FileContents, path=path)
-    return None if lines is None else "\n".join([*lines, ""])
-
-
-def put_text(path: str, text: str, mode: str | None = "644") -> Commands:
-    """A file of this node with this text, within an operation."""
-    yield from files.put._inner(src=StringIO(text), dest=path, mode=mode)
 
 
 _until_exit = ExitStack()

@@ -19,7 +19,7 @@ from deploy.driver_facts import (
 )
 from deploy.driver_plan import plan_driver
 from deploy.node_files import refuse
-from deploy.node_operation import Commands, node_operation
+from deploy.node_operation import Commands, known, node_operation
 from deploy.packages import install_commands
 
 BLACKLIST = "blacklist nouveau\noptions nouveau modeset=0\n"
@@ -49,7 +49,7 @@ def driver_packages(branch: int) -> Commands:
 
     branch: of the driver, such as 580
     """
-    facts = host.get_fact(NvidiaDriver, branch=branch)
+    facts = known(NvidiaDriver, branch=branch)
     plan = plan_driver(facts, branch)
     if plan.verdict == "refuse":
         yield refuse(f"{host.name}: NVIDIA driver: {plan.reason}")
@@ -68,7 +68,7 @@ def driver_packages(branch: int) -> Commands:
 @node_operation
 def driver_held(branch: int) -> Commands:
     """No upgrade moves the driver's packages away from under the loaded module."""
-    packages = plan_driver(host.get_fact(NvidiaDriver, branch=branch), branch).hold
+    packages = plan_driver(known(NvidiaDriver, branch=branch), branch).hold
     if packages:
         yield f"apt-mark hold {' '.join(packages)}"
 
@@ -79,7 +79,7 @@ def driver_loaded(branch: int, may_reboot: bool) -> Commands:
 
     may_reboot: whether the node may be rebooted where another driver is in the kernel
     """
-    facts = host.get_fact(NvidiaDriver, branch=branch)
+    facts = known(NvidiaDriver, branch=branch)
     plan = plan_driver(facts, branch)
     if plan.loading == "modprobe":
         yield "modprobe nvidia"
@@ -99,7 +99,7 @@ def driver_loaded(branch: int, may_reboot: bool) -> Commands:
 @node_operation
 def driver_serving(branch: int) -> Commands:
     """The driver answers, and the persistence daemon and the fabric manager run where they are wanted."""
-    plan = plan_driver(host.get_fact(NvidiaDriver, branch=branch), branch)
+    plan = plan_driver(known(NvidiaDriver, branch=branch), branch)
     for service in plan.services:
         yield f"systemctl enable --now {service}.service"
     if plan.loading != "nothing" or plan.services:

@@ -11,18 +11,18 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 from pyinfra import host
 from pyinfra.api import deploy
 from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.server import Command
-from pyinfra.operations import apt, files, systemd
+from pyinfra.operations import apt, systemd
 
 from deploy.environment import NO_INTERNET
-from deploy.node_files import FOLDER, REFUSED, refuse_unless, shell
-from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.managed import file_text, keep_file, managed, put_text
+from deploy.node_files import REFUSED, refuse_unless, shell, text_of
+from deploy.node_operation import Commands, known, node_operation
 from deploy.on_node.keep_packages import PLACE
 from deploy.on_node.reach import ARCHIVES
 from inventory.node_program import argv
@@ -125,6 +125,11 @@ and they are two thirds of all the packages' bytes, on every new machine again.
 """
 
 ORIGINALS = "/var/lib/spotune/apt-sources"
+MIRRORS = managed(f"{ORIGINALS}/mirrors")
+APT_LOCK = managed("/etc/apt/apt.conf.d/90spotune-lock")
+NEEDRESTART = managed("/etc/needrestart/conf.d/spotune.conf")
+UPGRADES = managed("/etc/systemd/system/apt-daily-upgrade.service.d/spotune.conf")
+PDSH = managed("/etc/pdsh/rcmd_default")
 """Below it each sources file as it was before it had a mirror, under its whole path, and the mirrors that were set."""
 FIRST_BOOT = "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
 """Prints cloud-init's state in one word ("running", "done", ...), nothing where there is no cloud-init."""
@@ -151,12 +156,7 @@ def packages_for(settings: Settings) -> list[str]:
 def install_packages() -> None:
     """Everything the other deploys stand on."""
     wait_for_first_boot(name="First-boot package work is over", _timeout=1200)
-    files.put(
-        name="apt waits for its lock",
-        src=StringIO('DPkg::Lock::Timeout "600";\n'),
-        dest="/etc/apt/apt.conf.d/90spotune-lock",
-        mode="644",
-    )
+    keep_file(name="apt waits for its lock", path=APT_LOCK, text='DPkg::Lock::Timeout "600";\n')
     set_apt_mirror(name="apt sources", mirror=host.data.settings.mirrors.resolved().apt)
     protect_runs()
     settings = host.data.settings
@@ -170,29 +170,14 @@ def install_packages() -> None:
         _retry_delay=10,
         _timeout=1800,
     )
-    files.put(
-        name="pdsh calls over ssh",
-        src=StringIO("ssh\n"),
-        dest="/etc/pdsh/rcmd_default",
-        mode="644",
-    )
+    keep_file(name="pdsh calls over ssh", path=PDSH, text="ssh\n")
 
 
 @deploy("Runs are not interrupted")
 def protect_runs() -> None:
     """Neither unattended upgrades nor the restarts after any upgrade end a run."""
-    files.put(
-        name="needrestart leaves runs alone",
-        src=str(FOLDER / "needrestart.conf"),
-        dest="/etc/needrestart/conf.d/spotune.conf",
-        mode="644",
-    )
-    condition = files.put(
-        name="Upgrades wait for runs",
-        src=str(FOLDER / "apt_daily_upgrade.conf"),
-        dest="/etc/systemd/system/apt-daily-upgrade.service.d/spotune.conf",
-        mode="644",
-    )
+    keep_file(name="needrestart leaves runs alone", path=NEEDRESTART, text=text_of("needrestart.conf"))
+    condition = keep_file(name="Upgrades wait for runs", path=UPGRADES, text=text_of("apt_daily_upgrade.conf"))
     systemd.daemon_reload(name="systemd reads that", _if=condition.did_change)
 
 
@@ -209,11 +194,10 @@ def wait_for_first_boot() -> Commands:
 @node_operation
 def set_apt_mirror(mirror: str) -> Commands:
     """Point the distribution's archives to a mirror; with an empty one, back to where they were. All else stays."""
-    record = f"{ORIGINALS}/mirrors"
-    mirrors = (file_text(record) or "").split()
+    mirrors = (file_text(MIRRORS) or "").split()
     if mirror and mirror.rstrip("/") not in mirrors:
         mirrors.append(mirror.rstrip("/"))
-        yield from put_text(record, "\n".join([*mirrors, ""]))  # before any address changes
+        yield from put_text(MIRRORS, "\n".join([*mirrors, ""]))  # before any address changes
     for path in (host.get_fact(Command, APT_SOURCES) or "").splitlines():
         current, first = file_text(path) or "", file_text(f"{ORIGINALS}{path}")
         restored = without_mirror(current, first or "", mirrors)
@@ -244,7 +228,7 @@ def reach_archives(packages: Sequence[str]) -> Commands:
 
 def missing_packages(packages: Sequence[str]) -> list[str]:
     """Those of them that this node has not."""
-    installed = host.get_fact(DebPackages)
+    installed = known(DebPackages)
     return [package for package in packages if package not in installed]
 
 

@@ -10,13 +10,14 @@ from pyinfra import host
 from pyinfra.api import deploy
 from pyinfra.facts.server import Command
 
+from deploy.managed import file_text, managed, put_text
 from deploy.node_files import text_of
-from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import SPOT_WATCH as UNIT
 from inventory.settings import Settings
 
-SCRIPT_PATH = "/opt/spotune/spot_watch.py"
-UNIT_PATH = f"/etc/systemd/system/{UNIT}"
+SCRIPT_PATH = managed("/opt/spotune/spot_watch.py")
+UNIT_PATH = managed(f"/etc/systemd/system/{UNIT}")
 STATE = f"systemctl is-active {UNIT}; systemctl is-enabled {UNIT} 2>/dev/null; true"
 SCRIPT = Path(__file__).parent / "on_node" / "spot_watch.py"
 

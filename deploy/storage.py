@@ -19,8 +19,9 @@ from deploy.disk_plan import (
     plan_mount,
     plan_without_serial,
 )
+from deploy.managed import file_text, managed, put_text
 from deploy.node_files import MOUNT_POINT, refuse, refuse_unless_mounted
-from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.node_operation import Commands, known, node_operation
 from training.run.notices import RECORD, next_record, parse_record, record_text
 
 
@@ -63,9 +64,9 @@ def restored_disk(serial: str | None) -> Commands:
 
     Nothing is formatted, grown or refused here: `data_disk` does that when the programs for it are there.
     """
-    disks = host.get_fact(NodeDisks)
+    disks = known(NodeDisks)
     link, problem = find_disk(serial, disks) if serial else ("", "it has its own /data")
-    content = host.get_fact(DiskContent, link=link) if link else None
+    content = known(DiskContent, link=link) if link else None
     commands = plan_mount(content, disks) if content and not problem else ()
     if not commands:
         host.noop(problem or "nothing to mount yet")
@@ -73,13 +74,13 @@ def restored_disk(serial: str | None) -> Commands:
 
 
 def _plan(serial: str | None, filesystem: str, may_format: bool) -> DiskPlan:
-    disks = host.get_fact(NodeDisks)
+    disks = known(NodeDisks)
     if serial is None:
         return plan_without_serial(disks)
     link, problem = find_disk(serial, disks)
     if problem:
         return DiskPlan(refusal=problem)
-    content = host.get_fact(DiskContent, link=link)
+    content = known(DiskContent, link=link)
     if content is None:
         return DiskPlan(refusal=f"{link} cannot be read; it was not touched")
     return plan_disk(content, disks, filesystem, may_format)
@@ -103,7 +104,7 @@ def mount_data_disk() -> None:
     )
 
 
-PATH = f"{MOUNT_POINT}/{RECORD}"
+PATH = managed(f"{MOUNT_POINT}/{RECORD}")
 FILE_SYSTEM = f"findmnt --noheadings --output UUID --mountpoint {MOUNT_POINT} || true"
 """Prints the UUID of the file system at /data; nothing where nothing is mounted there."""
 

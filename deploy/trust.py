@@ -6,19 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 
 from gevent.lock import BoundedSemaphore  # type: ignore[import-untyped]
 from pyinfra import host, logger, state
 from pyinfra.api import Host, deploy
 from pyinfra.api.facts import FactBase
-from pyinfra.operations import files
 
+from deploy.managed import file_text, keep_file, managed, put_text
 from deploy.node_files import REFUSED, outside, shell, text_of, with_block
-from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.node_operation import Commands, node_operation
 
 KEY_PATH = "/root/.ssh/id_cluster"
-SSHD_DROP_IN = "/etc/ssh/sshd_config.d/10-spotune.conf"
+SSHD_DROP_IN = managed("/etc/ssh/sshd_config.d/10-spotune.conf")
 SSHD_CONFIG = text_of("sshd.conf")
 """sshd drop-in. sshd takes the first value it meets, so the file sorts before 50-cloud-init.conf."""
 
@@ -73,8 +72,9 @@ def apply_sshd(drop_in: str = SSHD_DROP_IN) -> str:
     return shell("open_logins.sh", "apply_sshd.sh", file=drop_in, refused=REFUSED)
 
 
-AUTHORIZED_KEYS = "/root/.ssh/authorized_keys"
-KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+AUTHORIZED_KEYS = managed("/root/.ssh/authorized_keys")
+KNOWN_HOSTS = managed("/etc/ssh/ssh_known_hosts")
+CLIENT_CONFIG = managed("/etc/ssh/ssh_config.d/10-spotune.conf")
 
 
 class PublicKeys(FactBase[list[str]]):
@@ -110,12 +110,8 @@ def share_trust() -> None:
     make_cluster_key(name="This node's own key")
     authorize_nodes(name="Keys of the cluster's nodes")
     know_nodes(name="Host keys of the cluster's nodes")
-    files.put(
-        name="ssh between nodes",
-        src=StringIO(client_config([n.name for n in cluster], [n.private_address for n in cluster])),
-        dest="/etc/ssh/ssh_config.d/10-spotune.conf",
-        mode="644",
-    )
+    names, addresses = [n.name for n in cluster], [n.private_address for n in cluster]
+    keep_file(name="ssh between nodes", path=CLIENT_CONFIG, text=client_config(names, addresses))
     close_password_login(name="No password logins")
 
 

@@ -1,5 +1,6 @@
 """What a command costs that finds nothing to do, against its floor: an interpreter that logs in once to each node that
-the command has to ask. Nothing can be quicker; the ratio says how near the command is."""
+the command has to ask, and for `check` imports torch there. Nothing can be quicker; the ratio says how near the command
+is."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from functools import partial
 from inventory.nodes import Node
 from tests.bench.rows import Measure, Row, checked, paired
 from tests.support.local_cluster import LocalCluster, run_id_in
+from training.run.environment import ENV_FOLDER
 
 RUNS = 5
 FLOOR = """
@@ -21,13 +23,15 @@ def ask(address):
     with paramiko.SSHClient() as client:
         client.load_host_keys(sys.argv[1])
         client.connect(address, username=sys.argv[3], key_filename=sys.argv[2], allow_agent=False, look_for_keys=False)
-        client.exec_command("true")[1].channel.recv_exit_status()
+        client.exec_command(sys.argv[4])[1].channel.recv_exit_status()
 
-threads = [threading.Thread(target=ask, args=(address,)) for address in sys.argv[4:]]
+threads = [threading.Thread(target=ask, args=(address,)) for address in sys.argv[5:]]
 for each in threads: each.start()
 for each in threads: each.join()
 """
-NAMES = ("status", "doctor", "fetch")
+IMPORT = f"{ENV_FOLDER}/bin/python -c 'import torch.distributed'"
+"""What no program of ranks does without."""
+NAMES = ("status", "doctor", "fetch", "check")
 
 
 def rows(local: LocalCluster) -> Mapping[str, Measure]:
@@ -35,6 +39,7 @@ def rows(local: LocalCluster) -> Mapping[str, Measure]:
         "status": partial(_against_floor, local, lambda: ["status"], local.cluster.nodes),
         "doctor": partial(_against_floor, local, lambda: ["doctor"], local.cluster.nodes),
         "fetch": partial(_against_floor, local, partial(_fetched, local), local.cluster.nodes[:1]),
+        "check": partial(_against_floor, local, lambda: ["check"], local.cluster.nodes, IMPORT),
     }
 
 
@@ -43,9 +48,12 @@ def _fetched(local: LocalCluster) -> list[str]:
     return ["fetch", "--run", run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "3")))]
 
 
-def _against_floor(local: LocalCluster, words: Callable[[], Sequence[str]], nodes: Sequence[Node]) -> Row:
+def _against_floor(
+    local: LocalCluster, words: Callable[[], Sequence[str]], nodes: Sequence[Node], command: str = "true"
+) -> Row:
     argv, head = words(), nodes[0]
-    floor = [sys.executable, "-c", FLOOR, head.known_hosts, head.key, head.user, *(node.address for node in nodes)]
+    floor = [sys.executable, "-c", FLOOR, head.known_hosts, head.key, head.user, command]
+    floor += [node.address for node in nodes]
     return paired(partial(_seconds, local, "fab", *argv), partial(_seconds, local, *floor), RUNS)
 
 

@@ -30,6 +30,7 @@ from deploy import network, packages
 network.HOSTS = "{folder}/hosts"
 packages.APT_SOURCES = "find {folder}/apt -name '*.list'"
 packages.ORIGINALS = "{folder}/saved"
+packages.MIRRORS = "{folder}/saved/mirrors"
 packages.apt.APT_UPDATE_FILENAME = "{folder}/stamp"
 network.manage_hosts_file(name="/etc/hosts")
 packages.set_apt_mirror(name="apt sources", mirror="")
@@ -82,6 +83,31 @@ def test_a_node_without_sftp_ends_alone_with_a_sentence(deployed, server, tmp_pa
     done = deployed()
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     assert (tmp_path / "hosts").read_text() == HOSTS
+
+
+MANAGED = """
+from deploy import managed
+managed._PATHS.clear()
+for name in ("a", "b", "c"):
+    path = managed.managed(f"{folder}/{{name}}")
+    managed.keep_file(name=name, path=path, text="kept\\n")
+"""
+
+
+def test_small_files_are_read_by_one_command_and_written_where_they_differ(deployed, server, tmp_path):
+    kept = [tmp_path / name for name in ("a", "b", "c")]
+    (tmp_path / "do.py").write_text(MANAGED.format(folder=tmp_path))
+
+    def is_kept():
+        return [(path.read_bytes(), path.stat().st_mode & 0o777) for path in kept] == [(b"kept\n", 0o644)] * 3
+
+    assert deployed().returncode == 0 and is_kept()
+    server.commands.clear()
+    assert deployed().returncode == 0 and len(server.commands) == 1
+    kept[0].write_bytes("\u95ee".encode("gbk"))
+    kept[1].write_text("kept")
+    kept[2].chmod(0o600)
+    assert deployed().returncode == 0 and is_kept()
 
 
 def test_the_doctor_names_the_shell_and_judges_the_rest(node, server):

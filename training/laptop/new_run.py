@@ -192,7 +192,7 @@ def leave_by_hand(cluster: Session, launch: Launch, lock: StartLock) -> None:
     folder, now = head.runs / launch.run_id, time.time()
     head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
     status = Status(launch.run_id, "stopped", f"to be started by hand: {BY_HAND}", started=now, updated=now, ended=now)
-    upload(head, launch, {STATUS: status_text(status)})
+    head.ask(fs.write, folder / STATUS, status_text(status))
     print(f"{launch.run_id} lies in {folder} on {', '.join(lines)}; nothing runs yet. Type on each of them its line:")
     print(typed, end="")
 

@@ -32,24 +32,34 @@ class Names:
     world_size: str
     local_rank: str
     local_world_size: str
-    with_it: str = ""
-    """A variable without which the others are those of another program."""
+    needs: tuple[str, ...]
+    """The variables without which the others are those of another program."""
 
 
 LAUNCHERS = (
-    Names("DeepSpeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_SIZE"),
-    Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Names("DeepSpeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", ("RANK", "LOCAL_SIZE")),
+    Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("RANK",)),
     Names(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ),
-    Names("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Names("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    Names(
+        *("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        needs=("PMI_RANK", "MPI_LOCALRANKID"),
+    ),
+    Names(
+        *("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        needs=("HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+    ),
     # a batch script itself has SLURM_PROCID=0 too, without a step
-    Names("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID"),
+    Names(
+        *("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+        needs=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID"),
+    ),
 )
 """The first whose rank is there counts: torchrun or mpirun may run inside a job of Slurm, and not the reverse."""
 MASTERS = ("MASTER_ADDR", "PET_MASTER_ADDR", "DSTACK_MASTER_NODE_IP", "SKYPILOT_NODE_IPS", "SLURM_JOB_NODELIST")
@@ -112,7 +122,7 @@ class RankPlace:
 
 def place_of(environ: Mapping[str, str]) -> RankPlace:
     """A process's place, the only one where no launcher says anything. Raises PlaceError."""
-    names = next((each for each in LAUNCHERS if _are_there(each, environ)), None)
+    names = next((each for each in LAUNCHERS if environ.keys() >= {*each.needs}), None)
     if names is None:
         return RankPlace()
     rank, world_size = _number(environ, names.rank), _number(environ, names.world_size)
@@ -130,13 +140,6 @@ def place_of(environ: Mapping[str, str]) -> RankPlace:
         max(local_world_size, local_rank + 1),  # where less was told, it is one more itself
         master or HERE,
         _port(environ) + (BEHIND_AGENT if AGENTS_STORE in environ else 0),
-    )
-
-
-def _are_there(names: Names, environ: Mapping[str, str]) -> bool:
-    """A launcher of one rank a node need not number those of a node; MPI without that number is no launcher of ours."""
-    return all(name in environ for name in (names.rank, names.with_it or names.rank)) and (
-        names.rank == "RANK" or names.local_rank in environ
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from tests.support.programs import ROOT
 from tests.support.supervised import status_of, supervisors
+from tests.support.waiting import until
+from training.node.supervision.fork_server import read_ahead
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch", reason="needs the [train] extra")
@@ -43,6 +46,23 @@ def test_what_ranks_import_starts_no_thread_and_no_driver():
     env = {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "1"]
+
+
+def test_files_are_read_ahead_into_the_kernels_cache(tmp_path: Path):
+    def cached():
+        done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "RES", file], capture_output=True)
+        return int(done.stdout)
+
+    if shutil.which("fincore") is None:
+        pytest.skip("needs fincore")
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as weights:
+        weights.write(bytes(64 << 20))
+        os.fsync(weights.fileno())
+        os.posix_fadvise(weights.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert cached() < 1 << 20
+    read_ahead([file])
+    until(lambda: cached() == 64 << 20, "the file in the cache")
 
 
 @pytest.mark.parametrize("trouble", ["import nosuchmodule", "import threading; threading.Timer(60, print).start()"])

@@ -19,12 +19,14 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from training.node.supervision.rank_process import (
     RankProcess,
+    die_with,
     environment_of,
     fork_rank,
     launcher_code,
@@ -33,7 +35,7 @@ from training.node.supervision.rank_process import (
 )
 from training.run.environment import left_out
 from training.run.events import RUN_VARIABLE
-from training.run.folder import LAUNCH
+from training.run.folder import LAUNCH, RECIPE
 from training.run.launch import Launch, parse_launch
 from training.run.launchers import place_variables
 from training.run.place import NodePlace, PlaceError, RankPlace, node_place_of
@@ -54,6 +56,8 @@ def main() -> int:
     of_node = dict(os.environ) if launch.here else of_login()
     env = environment_of(launch, of_node)
     _set_environment(env)
+    if len(launch.hosts) == 1:  # of several, each needs a part, and which is not planned yet
+        read_ahead(_weights(launch))
     program = _imported(launch.module)
     if place is None:
         line = sys.stdin.readline()
@@ -118,6 +122,31 @@ def _imported(module: str) -> ModuleType | None:
         gc.freeze()  # a collection in a rank must not copy the pages of what is shared
         gc.enable()
     return program if threading.active_count() == 1 and not driver_started() else None
+
+
+def _weights(launch: Launch) -> list[Path]:
+    """The files of the base model that the run is to learn from; none for a program that has no recipe."""
+    recipe = Path(launch.run_dir) / RECIPE
+    folder = tomllib.loads(recipe.read_text(encoding="utf-8")).get("model_dir") if recipe.exists() else None
+    return sorted((Path(launch.models) / str(folder)).glob("*.safetensors")) if folder else []
+
+
+def read_ahead(files: Sequence[Path]) -> None:
+    """Have a process of its own ask the kernel for files meanwhile: from a cold disk a model takes minutes.
+    Nothing where they would fill more than half of the memory that is free."""
+    free_bytes, parent = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), os.getpid()
+    if not files or sum(file.stat().st_size for file in files) > free_bytes / 2 or os.fork():
+        return
+    try:
+        die_with(parent)
+        os.closerange(0, 3)  # whoever reads what the ranks say does not wait for this one
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for source in (os.open(file, os.O_RDONLY) for file in files):
+            at = 0
+            while sent := os.sendfile(nowhere, source, at, 16 << 20):  # copies nothing; posix_fadvise ends early
+                at += sent
+    finally:
+        os._exit(0)
 
 
 def driver_started() -> bool:

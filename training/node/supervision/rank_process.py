@@ -193,11 +193,16 @@ def fork_rank(rank: int, run_dir: Path) -> RankProcess | None:
     return None
 
 
-def _be_rank(parent: int) -> None:
-    """The kernel is to end it with its parent, and as the first where memory is short."""
+def die_with(parent: int) -> None:
+    """The kernel is to end this process with the one that forked it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # which is gone already
         os._exit(1)
+
+
+def _be_rank(parent: int) -> None:
+    """It ends with its parent, and as the first where memory is short."""
+    die_with(parent)
     try:
         Path("/proc/self/oom_score_adj").write_text(str(_HEADROOM), encoding="ascii")
     except OSError:
