@@ -751,7 +751,7 @@ def test_a_file_larger_than_memory_is_read_and_a_huge_line_is_named(tmp_path):
 
 def test_the_control_side_checks_data_without_torch_numpy_or_transformers():
     heavy = "{'torch', 'numpy', 'transformers', 'pyarrow', 'huggingface_hub'}"
-    names = "training.data.readers, training.data.hub, training.node.prepare"
+    names = "training.data.readers, training.data.hub"
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
 
