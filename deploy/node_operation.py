@@ -24,6 +24,7 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
+from pyinfra.context import ctx_host
 
 from deploy.node_files import refuse
 from inventory.cloud.errors import RentError
@@ -94,7 +95,7 @@ if output.is_output_active():  # pyinfra's own program runs us
 
 def _answers() -> dict[Any, Any]:
     """What this node was asked since something was last changed there."""
-    answers: dict[Any, Any] = vars(state.inventory.get_host(host.name)).setdefault("spotune_answers", {})
+    answers: dict[Any, Any] = vars(ctx_host.get()).setdefault("spotune_answers", {})
     return answers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -20,14 +21,12 @@ SCRIPT_TEXT = SCRIPT.read_text()
 
 def installed(node: str, state: str = "active\nenabled") -> dict[str, Any]:
     """The answers of a node that has the watcher."""
-    return {
-        f"cat {UNIT_PATH}": unit_text("10.9.9.9", node, "te1", SCRIPT_TEXT).splitlines(),
-        f"cat {SCRIPT_PATH}": SCRIPT_TEXT.splitlines(),
-        "systemctl is-active": state.splitlines(),
-    }
+    texts = {UNIT_PATH: unit_text("10.9.9.9", node, "te1", SCRIPT_TEXT), SCRIPT_PATH: SCRIPT_TEXT}
+    files = [f"644 {path} {b64encode(text.encode()).decode()}" for path, text in texts.items()]
+    return {"base64": files, "systemctl is-active": state.splitlines()}
 
 
-BARE: dict[str, Any] = {f"cat {path}": f"__pyinfra_missing_{path}" for path in (UNIT_PATH, SCRIPT_PATH)}
+BARE: dict[str, Any] = {"base64": [f"- {path}" for path in (UNIT_PATH, SCRIPT_PATH)]}
 
 
 def told(answers: dict[str, dict[str, Any]], settings: dict[str, Any]) -> dict[str, str]:
