@@ -13,7 +13,7 @@ from tests.test_layers import ROOT, SOURCES
 
 ROOMS = {
     ".": (32, 1),
-    "deploy": (1904, 21),
+    "deploy": (1905, 21),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
     "inventory": (1577, 24),
