@@ -6,13 +6,16 @@ that changes nothing. Here one command reads all of them, once more after someth
 
 from __future__ import annotations
 
+import binascii
 import shlex
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from io import StringIO
 
 from pyinfra import host
 from pyinfra.api import FactBase
+from pyinfra.api.exceptions import FactProcessError
 from pyinfra.facts.files import FileContents
 from pyinfra.operations import files
 
@@ -35,18 +38,24 @@ class ManagedFiles(FactBase[dict[str, tuple[str, str] | None]]):
         return {}
 
     def command(self, paths: Sequence[str]) -> str:
-        each = 'printf "%s %s " "$(stat -Lc %a "$file")" "$file"; base64 -w0 "$file"; echo'
-        return f'for file in {shlex.join(paths)}; do if [ -f "$file" ]; then {each}; else echo - "$file"; fi; done'
+        read = 'mode=$(stat -Lc %a "$file") && text=$(base64 -w0 "$file") || exit'
+        each = f'if [ -f "$file" ]; then {read}; echo "$mode $file $text"; else echo "- $file"; fi'
+        return f"for file in {shlex.join(paths)}; do {each}; done"
 
     def process(self, output: Iterable[str]) -> dict[str, tuple[str, str] | None]:
         found: dict[str, tuple[str, str] | None] = {}
         for line in output:
             mode, path, content = f"{line}   ".split(" ")[:3]
-            try:
-                found[path] = None if mode == "-" else (mode, b64decode(content).decode("utf-8"))
-            except UnicodeDecodeError:
-                continue
+            with suppress(UnicodeDecodeError):
+                found[path] = None if mode == "-" else (mode, _decoded(content))
         return found
+
+
+def _decoded(content: str) -> str:
+    try:
+        return b64decode(content, validate=True).decode("utf-8")
+    except binascii.Error as error:
+        raise FactProcessError(f"a file's content came incomplete: {error}") from None
 
 
 def _read(path: str) -> tuple[bool, tuple[str, str] | None]:

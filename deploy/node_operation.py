@@ -93,20 +93,24 @@ if output.is_output_active():  # pyinfra's own program runs us
     output.set_echo(lambda message="", **how: click.echo(shown_in_colour(str(message)), **how))
 
 
-def _answers() -> dict[Any, Any]:
-    """What this node was asked since something was last changed there."""
-    answers: dict[Any, Any] = vars(ctx_host.get()).setdefault("spotune_answers", {})
+def _answers() -> dict[Any, tuple[float, Any]]:
+    """What this node was asked since something was last changed there, and when."""
+    answers: dict[Any, tuple[float, Any]] = vars(ctx_host.get()).setdefault("spotune_answers", {})
     return answers
 
 
+FRESH_S = 10.0
+"""So old an answer may be: others may change a node too, while it waits for the operations of another."""
+
+
 def known(fact: type[FactBase], **arguments: Any) -> Any:
-    """A fact of this node, asked once until an operation changes something there, and anew when operations begin to
-    run: whoever reads the plan first may take their time."""
-    asked = (state.is_executing, fact, *sorted(arguments.items()))
-    answers = _answers()
-    if asked not in answers:
-        answers[asked] = host.get_fact(fact, **arguments)
-    return answers[asked]
+    """A fact of this node, not asked again for a while unless an operation changes something there."""
+    asked, answers = (fact, *sorted(arguments.items())), _answers()
+    at, answer = answers.get(asked, (-FRESH_S, None))
+    if time.monotonic() - at > FRESH_S:
+        at, answer = time.monotonic(), host.get_fact(fact, **arguments)
+        answers[asked] = at, answer
+    return answer
 
 
 def node_operation(body: Callable[Given, Commands]) -> Callable[..., Any]:
@@ -121,8 +125,8 @@ def node_operation(body: Callable[Given, Commands]) -> Callable[..., Any]:
         for command in body(*args, **kwargs):
             if host in state.failed_hosts:
                 break
-            yield command
             _answers().clear()
+            yield command
         if host in state.failed_hosts:
             yield refuse(f"{host.name}: a question to this node got no answer; it was left as it is")
 

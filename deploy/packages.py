@@ -125,12 +125,12 @@ and they are two thirds of all the packages' bytes, on every new machine again.
 """
 
 ORIGINALS = "/var/lib/spotune/apt-sources"
+"""Below it each sources file as it was before it had a mirror, under its whole path, and the mirrors that were set."""
 MIRRORS = managed(f"{ORIGINALS}/mirrors")
 APT_LOCK = managed("/etc/apt/apt.conf.d/90spotune-lock")
 NEEDRESTART = managed("/etc/needrestart/conf.d/spotune.conf")
 UPGRADES = managed("/etc/systemd/system/apt-daily-upgrade.service.d/spotune.conf")
 PDSH = managed("/etc/pdsh/rcmd_default")
-"""Below it each sources file as it was before it had a mirror, under its whole path, and the mirrors that were set."""
 FIRST_BOOT = "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
 """Prints cloud-init's state in one word ("running", "done", ...), nothing where there is no cloud-init."""
 FIRST_BOOT_FAILED = (

@@ -66,7 +66,8 @@ class OfferedKeys:
         add = f"add it to your agent: ssh-add {shlex.quote(str(path))}"
         try:
             with _READING:
-                key = _key_of(path, path.stat().st_mtime_ns)
+                changed = (each.stat().st_mtime_ns for each in (path, Path(f"{path}-cert.pub")) if each.exists())
+                key = _key_of(path, *changed)
             return [key], f"it refuses the key {path} for user {user}; [ssh] key says which"
         except (paramiko.PasswordRequiredException, TypeError):  # cryptography's own word for it, which comes through
             return [], f"the key {path} has a passphrase; {add}"
@@ -82,8 +83,8 @@ _READING = threading.Lock()
 
 
 @cache
-def _key_of(path: Path, _changed_ns: int) -> paramiko.PKey:
-    """Read once for all connections: to check the numbers of an RSA key takes a quarter of a second."""
+def _key_of(path: Path, *_changed_ns: int) -> paramiko.PKey:
+    """Read once for all connections, with its certificate: to check an RSA key takes a quarter of a second."""
     return paramiko.PKey.from_path(path)
 
 

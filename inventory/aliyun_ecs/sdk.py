@@ -54,15 +54,14 @@ BY_VARIABLE: Mapping[str, Callable[[], Any]] = {
 HOME = Path(auth_constant.HOME)
 ADDRESS = re.compile(r"with url: \S+ ?")
 """What errors quote of a signed request."""
-_HANGZHOU = "ecs-cn-hangzhou.aliyuncs.com"
+_OF_HANGZHOU = ("cn-hangzhou", "cn-shanghai-finance-1", "cn-shenzhen-finance-1")
+_OF_NONE = ("cn-hangzhou-finance", "cn-north-2-gov-1", "cn-beijing-gov-1", "cn-wuhan")
 ELSEWHERE = {
-    ECS: {
-        **dict.fromkeys(("cn-hangzhou", "cn-shanghai-finance-1", "cn-shenzhen-finance-1"), _HANGZHOU),
-        **dict.fromkeys(("cn-hangzhou-finance", "cn-north-2-gov-1", "cn-wuhan"), "ecs.aliyuncs.com"),
-    },
-    VPC: {"cn-hangzhou": "vpc.aliyuncs.com"},
+    ECS: dict.fromkeys(_OF_HANGZHOU, "ecs-cn-hangzhou.aliyuncs.com") | dict.fromkeys(_OF_NONE, "ecs.aliyuncs.com"),
+    VPC: dict.fromkeys(_OF_HANGZHOU + _OF_NONE, "vpc.aliyuncs.com"),
 }
-"""Regions that answer at another address than PRODUCT.REGION.aliyuncs.com."""
+"""Regions that answer at another address than PRODUCT.REGION.aliyuncs.com, as in the vendor's clients of ECS (7.11) and
+of VPC (7.2)."""
 PRODUCTS = {ECS: "ecs", VPC: "vpc", STS: "sts"}
 LARGE_FIELD = "CommandContent"
 

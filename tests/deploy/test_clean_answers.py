@@ -107,7 +107,22 @@ def test_small_files_are_read_by_one_command_and_written_where_they_differ(deplo
     kept[0].write_bytes("\u95ee".encode("gbk"))
     kept[1].write_text("kept")
     kept[2].chmod(0o600)
+    server.commands.clear()
     assert deployed().returncode == 0 and is_kept()
+    assert sum("base64" in command for command in server.commands) == 3  # anew after each change
+
+
+def test_a_small_file_that_cannot_be_read_ends_its_node_and_is_left_as_it_is(deployed, server, tmp_path):
+    (tmp_path / "do.py").write_text(MANAGED.format(folder=tmp_path))
+    (tmp_path / "a").write_text("mine\n")
+    (tmp_path / "bin").mkdir()
+    server.bashrc = f"export PATH={tmp_path}/bin:$PATH"
+    program = tmp_path / "bin" / "base64"
+    for broken in ("exit 1", "echo x"):
+        program.write_text(f"#!/bin/sh\n{broken}\n")
+        program.chmod(0o755)
+        done = deployed()
+        assert (done.returncode, (tmp_path / "a").read_text()) == (1, "mine\n"), done.stdout
 
 
 def test_the_doctor_names_the_shell_and_judges_the_rest(node, server):

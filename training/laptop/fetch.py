@@ -320,10 +320,11 @@ def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = Fal
 
 
 def _is_of_now(page: Path, language: str) -> bool:
-    """Whether a page is in this language and was made after every other file of its run came."""
+    """Whether a page is in this language and was made after every other file of its run, and the code, came."""
     if not page.is_file() or f'<html lang="{language}' not in page.read_text(encoding="utf-8", errors="replace")[:100]:
         return False
-    others = (path for path in page.parent.rglob("*") if path.is_file() and path.name not in (REPORT, FETCHED))
+    run, code = page.parent.rglob("*"), (ROOT / "training" / "node" / "metrics").iterdir()
+    others = (path for path in (*run, *code) if path.is_file() and path.name not in (REPORT, FETCHED))
     return page.stat().st_mtime_ns > max(path.stat().st_ctime_ns for path in others)
 
 
@@ -340,7 +341,7 @@ def make_page(run: Path) -> Path | None:
     if importlib.util.find_spec("matplotlib") is None:
         print(f"{page} is not made: its curves need matplotlib on this machine: pip install matplotlib")
         return None
-    flags = ["--run", str(run.resolve()), "--language", language]
+    began, flags = time.time(), ["--run", str(run.resolve()), "--language", language]
     argv = [sys.executable, "-P", "-m", "training.node.metrics.report", *flags]  # -P: nothing fetched is imported
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:
@@ -353,4 +354,5 @@ def make_page(run: Path) -> Path | None:
     if why:
         print(f"{page} cannot be made of what the head sent: {why}")
         return None
+    os.utime(page, (began, began))  # what came meanwhile is newer
     return page

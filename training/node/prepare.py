@@ -66,6 +66,7 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     """The whole preparation; gives what there is to say about data, model and disk."""
     recipe, models = read_recipe(run / RECIPE), models_folder(run)
     cache, model_dir = models.parent / "cache", models / recipe.model_dir
+    read_config(model_dir)  # a model that is not there is said before data are downloaded
     data = raw_data(run / "data", cache / "datasets")
     asked = Answered(cache / "answers", recipe, model_dir, data, skip_bad)
     answer = asked.read()

@@ -21,6 +21,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,7 @@ from training.run.launchers import place_variables
 from training.run.place import NodePlace, PlaceError, RankPlace, node_place_of
 
 _CUDA_NOT_INITIALIZED = 3
+_MEMINFO = Path("/proc/meminfo")
 
 
 def main() -> int:
@@ -56,8 +58,9 @@ def main() -> int:
     of_node = dict(os.environ) if launch.here else of_login()
     env = environment_of(launch, of_node)
     _set_environment(env)
-    if len(launch.hosts) == 1:  # of several, each needs a part, and which is not planned yet
-        read_ahead(_weights(launch))
+    with suppress(OSError):
+        if len(launch.hosts) == 1:  # of several, each needs a part, and which is not planned yet
+            read_ahead(_weights(launch))
     program = _imported(launch.module)
     if place is None:
         line = sys.stdin.readline()
@@ -133,9 +136,10 @@ def _weights(launch: Launch) -> list[Path]:
 
 def read_ahead(files: Sequence[Path]) -> None:
     """Have a process of its own ask the kernel for files meanwhile: from a cold disk a model takes minutes.
-    Nothing where they would fill more than half of the memory that is free."""
-    free_bytes, parent = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), os.getpid()
-    if not files or sum(file.stat().st_size for file in files) > free_bytes / 2 or os.fork():
+    Nothing where they would fill more than half of the memory that is available. Raises OSError."""
+    memory = dict(line.split(":") for line in _MEMINFO.read_text(encoding="ascii").splitlines())
+    half, parent = int(memory["MemAvailable"].split()[0]) * 1024 / 2, os.getpid()
+    if not files or sum(file.stat().st_size for file in files) > half or os.fork():
         return
     try:
         die_with(parent)
