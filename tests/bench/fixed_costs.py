@@ -31,21 +31,25 @@ for each in threads: each.join()
 """
 IMPORT = f"{ENV_FOLDER}/bin/python -c 'import torch.distributed'"
 """What no program of ranks does without."""
-NAMES = ("status", "doctor", "fetch", "check")
+NAMES = ("base_rerun", "status", "doctor", "fetch", "check")
 
 
 def rows(local: LocalCluster) -> Mapping[str, Measure]:
+    nodes = local.cluster.nodes
     return {
-        "status": partial(_against_floor, local, lambda: ["status"], local.cluster.nodes),
-        "doctor": partial(_against_floor, local, lambda: ["doctor"], local.cluster.nodes),
-        "fetch": partial(_against_floor, local, partial(_fetched, local), local.cluster.nodes[:1]),
-        "check": partial(_against_floor, local, lambda: ["check"], local.cluster.nodes, IMPORT),
+        "base_rerun": partial(
+            _against_floor, local, lambda: ["pyinfra", "-y", local.inventory, "deploy/base.py"], nodes
+        ),
+        "status": partial(_against_floor, local, lambda: ["fab", "status"], nodes),
+        "doctor": partial(_against_floor, local, lambda: ["fab", "doctor"], nodes),
+        "fetch": partial(_against_floor, local, partial(_fetched, local), nodes[:1]),
+        "check": partial(_against_floor, local, lambda: ["fab", "check"], nodes, IMPORT),
     }
 
 
 def _fetched(local: LocalCluster) -> list[str]:
     """The command that fetches a run again of which all is here."""
-    return ["fetch", "--run", run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "3")))]
+    return ["fab", "fetch", "--run", run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "3")))]
 
 
 def _against_floor(
@@ -54,7 +58,7 @@ def _against_floor(
     argv, head = words(), nodes[0]
     floor = [sys.executable, "-c", FLOOR, head.known_hosts, head.key, head.user, command]
     floor += [node.address for node in nodes]
-    return paired(partial(_seconds, local, "fab", *argv), partial(_seconds, local, *floor), RUNS)
+    return paired(partial(_seconds, local, *argv), partial(_seconds, local, *floor), RUNS)
 
 
 def _seconds(local: LocalCluster, *argv: object) -> float:
