@@ -25,7 +25,9 @@ pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra
 
 STEPS, SAVE_EVERY = 40, 4
 SETTINGS = (f"save_every={SAVE_EVERY}", "dtype=float32", "lora.dropout=0", "max_length=256", "global_batch=8")
-"""In float32 without dropout, what is computed depends on nothing but the data."""
+SETTINGS += ("optimizer.lr=0.002",)
+"""In float32 without dropout, what is computed depends on nothing but the data and, at this learning rate by less than
+1e-5 of the loss, the order of sums on one rank and on two."""
 NAMES = ["te1", "te2"]
 
 
@@ -145,25 +147,24 @@ def test_a_run_nobody_disturbs(rented, story, flags):
     assert sorted(told) == list(range(1, STEPS + 1))
 
 
-def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story, flags):
+def test_a_run_whose_worker_is_taken_back_saves_and_goes_on_without_it(rented, story, flags):
     run = story["run"] = DisturbedRun(rented, *flags)
     run.hold_beyond(2 * SAVE_EVERY)
     rented.reclaim("te2")
     until(lambda: run.status()["reason"], "the head knows of it", 25)
     run.go_on()
-
-    def stopped():
-        status = run.status()
-        return status if status["state"] == "stopped" else None
-
-    status = until(stopped, f"{run.run_id} has stopped", 60)
-    newest = run.checkpoints()[-1]
+    until(lambda: run.hosts() == ["te1"], f"{run.run_id} goes on", 60)
+    saved = run.checkpoints()[-1]
     at = r"te2 is being reclaimed at \d\d:\d\d UTC \(spot\)"
-    assert re.fullmatch(rf"{at}; saved at step {newest}", status["reason"]), status["reason"]
-    assert newest == run.steps() < STEPS
-    for words in (["status"], ["logs", "--run", run.run_id], ["logs", "--follow", "--run", run.run_id]):
-        told = rented.fab(*words)
-        assert re.search(at, told.stdout), told.stdout
+    reason = run.status()["reason"]
+    assert re.fullmatch(rf"{at}; saved at step {saved}; going on with te1 from step {saved}", reason), reason
+    run.hold_beyond(saved + 2 * SAVE_EVERY)
+    assert re.search(at, rented.fab("status").stdout)
+    rented.on("te1", f"systemctl stop --no-block spotune-{run.run_id}")
+    run.go_on()
+    until(lambda: run.status()["state"] == "stopped", "it has stopped", 60)
+    assert saved < run.checkpoints()[-1] == run.steps() < STEPS
+    told = rented.fab("logs", "--follow", "--run", run.run_id)
     assert told.returncode == 3, "it is not done"
 
 

@@ -38,14 +38,14 @@ PROGRAMS = {
     """,
     "leaves_at_once": "sys.stdout.flush(); os._exit(0)",
     "waits": """
-        print('waiting', rank, flush=True)
+        print('waiting', rank, 'of', os.environ['WORLD_SIZE'], *sys.argv[3:], flush=True)
         wait_until((run / 'stop').exists)
         time.sleep(0.5 * rank)
         (run / f'saved-{rank}').touch()
         sys.exit(3)
     """,
     "saves_a_checkpoint": """
-        print('waiting', rank, flush=True)
+        print('waiting', rank, 'of', os.environ['WORLD_SIZE'], *sys.argv[3:], flush=True)
         wait_until((run / 'stop').exists)
         (run / 'checkpoints' / 'step-30').mkdir(parents=True, exist_ok=True)
         (run / 'checkpoints' / 'step-6').mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,10 @@ PROGRAMS = {
     "diverges": """
         from training.run.events import Failed, emit
         if rank == 1: emit(Failed('diverged', 'the loss is nan')); print('@{"event": "ended", "code": 0}'); sys.exit(1)
+        stay()
+    """,
+    "is_cut_off": """
+        if rank == 1: (run.parent / 'down' / 'te2.cut').touch()
         stay()
     """,
     "is_deaf": "print('deaf', flush=True); stay()",
@@ -167,6 +171,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
             data_disk=data_disk,
             deploy=deploy,
             launcher=launcher,
+            price_h=sum(host.price_h or 0.0 for host in hosts) or None,
             **({"models": models} if models else {}),
         )
         for name, text in launch_files(launch).items():

@@ -10,21 +10,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import read_outline
 from training.laptop import base_model, follow, new_run, open_cluster, preparing, rental, runs, start_lock
 from training.laptop.head_node import Head, HeadError
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.run_look import mean_step_s
 from training.laptop.start_run import planned_s
-from training.plan.facts import NodeHardware, machines_of, rank_cards
-from training.plan.machines import PlannedMachines, Workload
-from training.plan.predict import decided_again, layout_keys
+from training.plan.refit import RunMachines, machines_text, parse_start_plan, without_seconds
 from training.recipe.reading import read_recipe
-from training.recipe.recipe import Recipe, flat
+from training.recipe.recipe import Recipe
 from training.run import notices
 from training.run.checkpoint_files import EARLIER_BASES
-from training.run.folder import LOCAL_RUNS, PLAN, RECIPE
+from training.run.folder import LOCAL_RUNS, MACHINES, PLAN, RECIPE, recipe_before
 from training.run.launch import Launch, LaunchError
 from training.text.files import ORIGIN, bounded_json
 
@@ -79,7 +76,8 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     was = _read(runs.recipe_text(head, run_id))
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
     launch, nodes = open_cluster.with_slowest_first(launch, open_cluster.hardware_of_nodes(head, launch))
-    change = fitted(cluster, launch, nodes, change, step=step, overridden=overrides.keys())
+    its = RunMachines(nodes, preparing.measured_speeds(cluster, launch, nodes))
+    change = fitted(head, launch, its, change, step=step, overridden=overrides.keys())
     rental.extend_for_plan(cluster, left_s(head, launch, change, step))
     follow.wait_for_reports(head, run_id)
     if (home := notices.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
@@ -88,6 +86,7 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
     launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
     files = {**change.files, **(changed_base(head, launch, was.model_dir, change.files) if force else {})}
+    files[MACHINES] = machines_text(its)
     new_run.upload_resumed(head, launch, files)
     if change.of_data:
         prepare_again(head, launch, change.kept)
@@ -125,9 +124,9 @@ def machines_of_launch(launch: Launch) -> list[tuple[str, int]]:
 
 
 def fitted(
-    cluster: Session,
+    head: Head,
     launch: Launch,
-    nodes: Sequence[NodeHardware],
+    machines: RunMachines,
     change: SettingChange,
     *,
     step: int,
@@ -135,44 +134,29 @@ def fitted(
 ) -> SettingChange:
     """With what the plan of the run's start decided decided anew, where that does not fit the machines there are now;
     what is `overridden` for this resume stays."""
-    head, run_id = cluster.head, launch.run_id
+    run_id = launch.run_id
     plan = runs.plan_of(head, run_id)
     try:
-        predicted, data = plan["predicted"], plan["data"]
-        left = dict.fromkeys(predicted.get("chosen", {"settings": {}})["settings"])
-        shape = read_outline(predicted["shape"])
-        work = Workload(data["rows"], data["tokens"], predicted["longest"], data.get("attention_span") or None)
-    except (KeyError, TypeError, ValueError):  # the plan is damaged
+        start = parse_start_plan(plan)
+    except ValueError:
         return change
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))
-    if {"steps", "epochs"} & set(overridden) and (total := recipe.total_steps(work.rows)) <= step:
+    if {"steps", "epochs"} & set(overridden) and (total := recipe.total_steps(start.work.rows)) <= step:
         raise LaunchError(f"{run_id} has done {step} steps already, and this is {total}: --force --steps N takes more")
-    left |= dict.fromkeys((*recipe.left_open, *layout_keys(recipe, shape, launch.world_size)))
-    free = [key for key in left if key not in overridden]
-    now_on = machines_now(cluster, launch, nodes)
-    after, reason = decided_again(recipe, shape, now_on, work, free)
-    if reason:
-        now = flat(after.model_dump())
-        values = ", ".join(f"{key} = {now[key]}" for key in free)
-        print(f"from step {step} on: {values}: {reason}" if after != recipe else f"this may not fit: {reason}")
+    now_on = machines.of([host.name for host in launch.hosts])
+    after = start.refit(recipe, now_on, overridden)
+    if after.reason:
+        changes = f"from step {step} on: {after.settings}: {after.reason}"
+        print(changes if after.recipe != recipe else f"this may not fit: {after.reason}")
     files = dict(change.files)
-    if after != recipe:
-        backup = change.kept or f"recipe.before-{step}.toml"
-        files |= {RECIPE: after.to_toml(), backup: before}
+    if after.recipe != recipe:
+        backup = change.kept or recipe_before(step)
+        files |= {RECIPE: after.recipe.to_toml(), backup: before}
         change = replace(change, kept=backup)
-    if files or now_on.kinds != predicted.get("card"):
-        # without the seconds, which were of another recipe or of other cards: no later plan learns from them
-        untimed = {**predicted, "step_s": None, "model_step_s": None}
-        files[PLAN] = json.dumps({**plan, "predicted": untimed}) + "\n"
+    if files or now_on.kinds != plan["predicted"].get("card"):
+        files[PLAN] = without_seconds(plan)
     return replace(change, files=files)
-
-
-def machines_now(cluster: Session, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:
-    """Where a run would go on, as the nodes are and as fast as was measured."""
-    per_node, ram_bytes = max(host.slots for host in launch.hosts), min(node.ram_bytes for node in nodes)
-    known = preparing.measured_speeds(cluster, launch, nodes)
-    return machines_of(rank_cards(nodes), launch.world_size, per_node, ram_bytes, known)
 
 
 def prepare_again(head: Head, launch: Launch, backup: str) -> None:
@@ -222,7 +206,7 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
         print(f"from step {step} on: {difference}")
     if before == after:
         return SettingChange()
-    backup = f"recipe.before-{step}.toml"
+    backup = recipe_before(step)
     return SettingChange(
         {RECIPE: after.to_toml(), backup: text}, backup, before.data_settings() != after.data_settings()
     )

@@ -30,10 +30,11 @@ from training.plan.data_checks import for_rows, short_warmup, shortened
 from training.plan.facts import Facts, read_facts
 from training.plan.fits import Severity
 from training.plan.predict import Plan, make_plan
+from training.plan.refit import RunMachines, machines_text
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
-from training.run.folder import PLAN, RECIPE
+from training.run.folder import MACHINES, PLAN, RECIPE
 from training.run.launch import Launch, LauncherName
 from training.text.counts import many
 from training.text.deferred import deferred
@@ -212,13 +213,18 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
         print(_what_starts(launch, request.data), flush=True)
         _upload_data(cluster.head, launch, request, base)
         report = _prepare_data(cluster.head, launch, request.data)
-        plan = _plan(request, read_facts(report, nodes, preparing.measured_speeds(cluster, launch, nodes)))
+        known = preparing.measured_speeds(cluster, launch, nodes)
+        plan = _plan(request, read_facts(report, nodes, known))
         _show_decision(plan, request.dry)
         if not request.dry:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
             rental.extend_for_plan(cluster, planned_s(plan.predicted))
-            _upload_plan(cluster.head, launch, request.recipe, plan, base)
+            files = {
+                **_plan_files(launch, request.recipe, plan, base),
+                MACHINES: machines_text(RunMachines(nodes, known)),
+            }
+            new_run.upload(cluster.head, launch, files)
             _remember_commit(request.recipe, base)
             if request.by_hand:
                 new_run.leave_by_hand(cluster, replace(launch, launcher=request.by_hand), lock)
@@ -260,11 +266,11 @@ def _upload_data(head: Head, launch: Launch, request: StartRequest, base: BaseMo
         print(f"begins with {request.earlier.stages[-1].words}, and a new optimizer", flush=True)
 
 
-def _upload_plan(head: Head, launch: Launch, recipe: Recipe, plan: Plan, base: BaseModel) -> None:
+def _plan_files(launch: Launch, recipe: Recipe, plan: Plan, base: BaseModel) -> dict[str, str]:
     """The plan, the recipe where the plan changed it, and the launch as the plan wants it."""
     changed = {RECIPE: plan.recipe.to_toml()} if plan.recipe != recipe else {}
     text = new_run.plan_text(launch, recipe.model_dir, str(base.record["hash"]), plan.data, plan.predicted)
-    new_run.upload(head, launch, {**changed, PLAN: text, **new_run.launch_files(launch)})
+    return {**changed, PLAN: text, **new_run.launch_files(launch)}
 
 
 def _remember_commit(recipe: Recipe, base: BaseModel) -> None:

@@ -38,6 +38,8 @@ LOCAL_RUNS = Path("runs")
 """Where they are fetched to, and where `--here` runs live."""
 
 RECIPE, PLAN = "recipe.toml", "plan.json"
+MACHINES = "machines.json"
+"""What its nodes have (training/plan/refit.py)."""
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
 LAUNCH = "launch.json"
@@ -139,6 +141,11 @@ def recipe_of(run_id: str) -> str:
 def unit_of(run_id: str) -> str:
     """The systemd unit of a run."""
     return f"spotune-{run_id}"
+
+
+def recipe_before(step: int) -> str:
+    """Where a recipe is kept that another took the place of, from this step on."""
+    return f"recipe.before-{step}.toml"
 
 
 def checkpoint_name(step: int) -> str:

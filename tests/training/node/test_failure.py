@@ -6,8 +6,8 @@ import pytest
 
 from training.node.diagnosis.xid import parse_xid, xid_lines
 from training.node.supervision.failure import SECONDARY, Observation, rank_end, verdict
+from training.node.supervision.generation import PING_EVERY_S, PING_MISSES, SETTLE_SECONDARY_S
 from training.node.supervision.nodes import PING_TIMEOUT_S
-from training.node.supervision.supervise import PING_EVERY_S, PING_MISSES, SETTLE_SECONDARY_S
 from training.run import causes
 from training.run.causes import MISTAKES, Cause
 from training.run.events import Ended, Event, Failed, Started, line_of

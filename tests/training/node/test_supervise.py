@@ -21,14 +21,17 @@ import pytest
 
 from tests.support.checkpoints import with_checkpoint
 from tests.support.forks.sitecustomize import FORK_SERVER
+from tests.support.planned_run import plan_run
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for_output
 from tests.support.waiting import as_soon_as, until
+from tests.training.laptop.test_reclaim import notice
 from training.node.diagnosis.stacks import process_state
 from training.node.diagnosis.xid import parse_xid
-from training.node.supervision import launcher, supervise
+from training.node.supervision import generation, launcher, run_status, supervise
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
 from training.node.supervision.nodes import NodeError, collect, link_results, master_port, ssh, write_reports
+from training.node.supervision.regroup import FUTILE
 from training.node.supervision.supervise import Supervisor
 from training.run.causes import Cause
 from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
@@ -192,7 +195,7 @@ FAKE_SSH = """#!/bin/sh
 # stands in for ssh: runs the command here, on whatever node it was meant for
 while [ $# -gt 0 ]; do
   case "$1" in
-    -G) echo "port 1"; exit 0 ;;
+    -G) [ -e "$SPOTUNE_TEST_DOWN/$2" ] && exit 255; echo "port 1"; exit 0 ;;
     -o|-l|-p|-i) shift 2 ;;
     -*) shift ;;
     *) break ;;
@@ -204,7 +207,9 @@ down=$SPOTUNE_TEST_DOWN/$host
 exec 3<&0
 setsid sh -c "$*" <&3 &
 while kill -0 $! 2>/dev/null; do
-  [ -e "$down" ] && { kill -9 -$!; echo "Timeout, server $host not responding." >&2; exit 255; }
+  if [ -e "$down" ] || rm "$down.cut" 2>/dev/null; then
+    kill -9 -$!; echo "Timeout, server $host not responding." >&2; exit 255
+  fi
   sleep 0.2
 done
 wait $!
@@ -228,7 +233,7 @@ def start_on_nodes(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Pa
     monkeypatch.setenv("PATH", path)
     monkeypatch.setenv("SPOTUNE_TEST_DOWN", str(down))
     hosts = (Host("te1", "127.0.0.1", 1), Host("te2", "127.0.0.1", 1))
-    return lambda program, **more: start(program, hosts=hosts, here=False, **{"data_disk": "/", **more})
+    return lambda program, **more: start(program, here=False, **{"hosts": hosts, "data_disk": "/", **more})
 
 
 @EACH
@@ -315,10 +320,10 @@ def test_a_lost_ping_for_a_broken_ssh_configuration_counts_as_a_miss(tmp_path: P
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("training.node.supervision.supervise.PING_EVERY_S", 0.01)
-    supervisor = make_supervisor(tmp_path / "run")
-    supervisor._ping(supervisor.launch.hosts[1])
-    assert supervisor.lost.get(timeout=1) == "te2"
+    monkeypatch.setattr("training.node.supervision.generation.PING_EVERY_S", 0.01)
+    generation = make_supervisor(tmp_path / "run").generation
+    generation._ping(generation.launch.hosts[1])
+    assert generation.lost.get(timeout=1) == "te2"
 
 
 def test_what_a_nodes_shell_prints_by_itself_is_no_part_of_an_answer(tmp_path: Path, monkeypatch):
@@ -425,6 +430,50 @@ def test_a_node_whose_connection_ends_is_named(start_on_nodes, launcher):
     assert "was lost" in status.reason
 
 
+@EACH
+def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_so(start_on_nodes, launcher):
+    hosts = tuple(Host(f"te{n}", "127.0.0.1", 1, price_h=2.0) for n in (1, 2, 3))
+    run_dir, supervisor = start_on_nodes("waits", hosts=hosts, launcher=launcher, before=plan_run)
+    for rank in range(3):
+        wait_for_output(run_dir, rank, f"waiting {rank} of 3")
+    (run_dir / "checkpoints" / "step-7").mkdir(parents=True)
+    (run_dir.parent / "down" / "te2").touch()
+    goes_on = "; going on with te1, te3 from step 7"
+    for rank in range(2):
+        wait_for_output(run_dir, rank, f"waiting {rank} of 2 --resume")
+    until(lambda: status_of(run_dir).state == "running", "both ranks have told that they started")
+    status = status_of(run_dir)
+    assert (status.cause.kind, status.price_h, status.spent_before > 0) == ("none", 4.0, True)
+    assert status.reason.endswith(goes_on)
+    supervisor.terminate()
+    assert supervisor.wait(120) == 0
+    assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))
+    first, second = read_starts(run_dir)
+    assert (first.hosts, second.hosts) == (("te1", "te2", "te3"), ("te1", "te3")) and first.ended <= second.at
+    assert processes_of(str(run_dir)) == []
+
+
+def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_nodes):
+    run_dir, supervisor = start_on_nodes("saves_a_checkpoint", before=plan_run)
+    for rank in range(2):
+        wait_for_output(run_dir, rank, f"waiting {rank}")
+    notice(run_dir.parent / "notices", "te2", in_s=270)
+    wait_for_output(run_dir, 0, "waiting 0 of 1 --resume")
+    until(lambda: status_of(run_dir).state == "running")
+    notice(run_dir.parent / "notices", "te1", in_s=270)
+    assert supervisor.wait(120) == 0
+    status = status_of(run_dir)
+    assert (status.state, status.cause.kind, status.cause.saved) == ("stopped", "reclaimed", True)  # the head goes too
+    assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1",)]
+
+
+def test_a_run_that_does_not_get_on_ends_and_says_that_it_does_not_go_on(start_on_nodes):
+    run_dir, supervisor = start_on_nodes("is_cut_off", before=plan_run)
+    assert supervisor.wait(240) == 1
+    status = status_of(run_dir)
+    assert (status.state, status.cause.kind, len(read_starts(run_dir))) == ("failed", "node_lost", FUTILE)
+
+
 def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_on_nodes):
     run_dir, supervisor = start_on_nodes("waits", launcher="deepspeed")
     wait_for_output(run_dir, 1, "waiting 1")
@@ -462,9 +511,9 @@ def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(
     hosts = (Host("localhost", "127.0.0.1", 1),)
     launch = Launch(run_dir.name, str(run_dir), hosts, "training.node.finetune", (), sys.executable, {}, here=True)
     (run_dir / "launch.json").write_text(launch_text(launch))
-    supervisor = Supervisor(run_dir, tmp_path / "notices")
-    supervisor._ask_drivers()
-    assert supervisor.seen.xids == {"localhost": [parse_xid(lost)]}
+    generation = Supervisor(run_dir, tmp_path / "notices").generation
+    generation._ask_drivers()
+    assert generation.seen.xids == {"localhost": [parse_xid(lost)]}
 
 
 FLOOD = "yes '[0] some words of a rank that is very verbose about all that it does' & sleep 3; kill $!; sleep 1"
@@ -489,8 +538,8 @@ def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch
         if len(taken) == 100:
             supervisor.request_stop()
 
-    monkeypatch.setattr(supervisor.seen, "take", take)
-    monkeypatch.setattr(supervisor, "_ask_to_stop", lambda: asked.append(len(taken)))
+    monkeypatch.setattr(supervisor.generation.seen, "take", take)
+    monkeypatch.setattr(supervisor.generation, "_ask_to_stop", lambda: asked.append(len(taken)))
     new = launcher.Launcher
     monkeypatch.setattr(launcher, "Launcher", lambda launch: made.append(new(launch)) or made[-1])
     assert supervisor.main() == 0
@@ -500,7 +549,7 @@ def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch
 
 
 def test_a_rank_that_the_others_no_longer_hear_is_asked_what_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervise, "SETTLE_SECONDARY_S", 0.1)
+    monkeypatch.setattr(generation, "SETTLE_SECONDARY_S", 0.1)
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as silent:
         silent.send_signal(signal.SIGSTOP)
         until(lambda: process_state(silent.pid) == "T", "the signal")
@@ -512,10 +561,10 @@ def test_a_rank_that_the_others_no_longer_hear_is_asked_what_it_does(tmp_path, m
         (supervisor.run_dir / "training").symlink_to(Path(supervise.__file__).parents[2])
         assert supervisor.main() == 1
         silent.kill()
-    assert (supervisor.status.cause, supervisor.status.failed_rank) == (Cause("peer_lost", peer=1), 1)
+    assert (supervisor.status.value.cause, supervisor.status.value.failed_rank) == (Cause("peer_lost", peer=1), 1)
     (stack,) = (supervisor.run_dir / "hang").rglob("rank-*.txt")
     assert stack.read_text().startswith("rank 1 on localhost: process state T")
-    assert str(stack.parent.relative_to(supervisor.run_dir)) in supervisor.status.reason
+    assert str(stack.parent.relative_to(supervisor.run_dir)) in supervisor.status.value.reason
 
 
 @pytest.fixture
@@ -555,7 +604,7 @@ def test_a_supervisor_outlives_a_disk_that_becomes_read_only_and_names_it(small_
 
     monkeypatch.setattr(launcher, "launcher_argv", becomes_read_only)
     assert supervisor.main() == 1
-    assert supervisor.status.cause == Cause("disk_read_only", code=1) and supervisor.status.ended
+    assert supervisor.status.value.cause == Cause("disk_read_only", code=1) and supervisor.status.value.ended
     assert "its disk is read-only" in capfd.readouterr().err
 
 
@@ -584,18 +633,19 @@ def test_a_node_with_a_full_disk_is_named_before_anything_is_sent_there(small_di
 def test_a_clock_that_is_set_neither_freezes_the_status_nor_ends_the_run(tmp_path, monkeypatch, jump_s):
     enough = tmp_path / "enough"
     supervisor = a_run_here(tmp_path / RUN, monkeypatch, f"until [ -e {enough} ]; do sleep 0.1; done")
-    monkeypatch.setattr(supervise, "STATUS_EVERY_S", 0.2)
+    monkeypatch.setattr(run_status, "STATUS_EVERY_S", 0.2)
     (tmp_path / "notices").mkdir()
     (tmp_path / "notices" / "release").write_text(release_text(time.time() + 3600))
     real, written, began = time.time, [], time.monotonic()
 
     def write():
-        written.append(supervisor.status)
+        written.append(supervisor.status.value)
         if len(written) == 5:
             enough.touch()
 
-    monkeypatch.setattr(supervisor, "_write_status", write)
+    monkeypatch.setattr(supervisor.status, "write", write)
     monkeypatch.setattr("time.time", lambda: real() + jump_s)
     assert supervisor.main() == 1
-    assert supervisor.status.cause.kind == "unheard" and len(written) > 4
-    assert supervisor.status.ended - supervisor.status.started < time.monotonic() - began + 1
+    status = supervisor.status.value
+    assert status.cause.kind == "unheard" and len(written) > 4
+    assert status.ended - status.started < time.monotonic() - began + 1

@@ -22,7 +22,8 @@ from training.models.names import load_recipe, recipe_names
 from training.plan.facts import Card
 from training.plan.machines import PlannedMachines, Workload, room
 from training.plan.notes import MIXTURES
-from training.plan.predict import decided_again, layout_keys, make_plan
+from training.plan.predict import make_plan
+from training.plan.refit import RunMachines, layout_keys, machines_text, parse_machines, refit
 from training.recipe.base import Base
 from training.recipe.reading import read_recipe, with_changes
 from training.recipe.recipe import LEFT_TO_THE_PLAN, RecipeError
@@ -186,8 +187,10 @@ WORK = Workload(300, 600_000, 2048)
 def test_a_resume_keeps_what_fits_and_decides_anew_what_does_not():
     shape = known_shape(RESUMED.base_model)
     large = machines_of("NVIDIA A100", 1)
-    assert decided_again(RESUMED, shape, large, WORK, LEFT_TO_THE_PLAN) == (RESUMED, "")
-    after, reason = decided_again(RESUMED, shape, machines_of("NVIDIA A10", 4), WORK, LEFT_TO_THE_PLAN)
+    now = refit(RESUMED, shape, large, WORK, LEFT_TO_THE_PLAN)
+    assert (now.recipe, now.fits, now.reason) == (RESUMED, True, "")
+    now = refit(RESUMED, shape, machines_of("NVIDIA A10", 4), WORK, LEFT_TO_THE_PLAN)
+    after, reason = now.recipe, now.reason
     assert after.strategy == "pipeline" and after.compute_keys() == RESUMED.compute_keys() and after.left_open == ()
     assert "iB of memory are missing a rank on 4 ranks" in reason
     assert reason.endswith("pipeline is the fastest that fits")
@@ -195,19 +198,22 @@ def test_a_resume_keeps_what_fits_and_decides_anew_what_does_not():
 
 def test_a_resume_leaves_alone_what_the_recipe_said_itself():
     shape, small = known_shape(RESUMED.base_model), machines_of("NVIDIA A10", 4)
-    assert decided_again(RESUMED, shape, small, WORK, ()) == (RESUMED, "")
-    after, reason = decided_again(RESUMED, shape, small, WORK, ("gradient_checkpointing",))
-    assert after == RESUMED and "nothing fits" in reason
+    assert refit(RESUMED, shape, machines_of("NVIDIA A100", 1), WORK, ()).fits
+    for left in ((), ("gradient_checkpointing",)):
+        now = refit(RESUMED, shape, small, WORK, left)
+        assert (now.recipe, now.fits, "nothing fits" in now.reason) == (RESUMED, False, bool(left))
 
 
 def test_a_pipeline_that_is_named_at_a_resume_is_laid_out_as_one_that_starts():
     shape, small = known_shape(RESUMED.base_model), machines_of("NVIDIA A10", 4)
     named = with_changes(RESUMED, strategy="pipeline", micro_batch=1, gradient_checkpointing=48)
-    after, reason = decided_again(named, shape, small, WORK, named.left_open)
+    now = refit(named, shape, small, WORK, named.left_open)
+    after, reason = now.recipe, now.reason
     assert after.pipeline.layers == after.pipeline.checkpointed == (25, 23) and after.left_open == ()
     assert (after.micro_batch, after.gradient_checkpointing) == (1, 48), "which nobody asked to decide"
     assert reason == "pipeline is what the recipe names, in the fastest way that fits"
-    assert decided_again(after, shape, small, WORK, after.left_open) == (after, "")
+    again = refit(after, shape, small, WORK, after.left_open)
+    assert (again.recipe, again.reason) == (after, "")
 
 
 def machines_of(card, ranks):
@@ -225,15 +231,18 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     cluster = Session(HereHead(tmp_path / "runs"))
     launch = cluster.launch_of(folder.name, "training.node.finetune")
     nodes = open_cluster.hardware_of_nodes(cluster.head, launch)
-    assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
+    its = RunMachines(nodes, preparing.measured_speeds(cluster, launch, nodes))
+    assert parse_machines(machines_text(its)) == its and its.of(["localhost"]).ram_bytes > GIB
+    with pytest.raises(ValueError):
+        its.of(["localhost", "te9"])
 
     def fitted(*said: str, step: int = 10) -> SettingChange:
-        return resume_run.fitted(cluster, launch, nodes, SettingChange(), step=step, overridden=said)
+        return resume_run.fitted(cluster.head, launch, its, SettingChange(), step=step, overridden=said)
 
-    monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A100", 1))
+    monkeypatch.setattr(RunMachines, "of", lambda *_: machines_of("NVIDIA A100", 1))
     (left,) = fitted().files.items()
     assert left[0] == "plan.json" and json.loads(left[1])["predicted"]["step_s"] is None, "of other cards"
-    monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A10", 4))
+    monkeypatch.setattr(RunMachines, "of", lambda *_: machines_of("NVIDIA A10", 4))
     change = fitted()
     assert change.kept == "recipe.before-10.toml" and change.files[change.kept] == RESUMED.to_toml()
     assert 'strategy = "pipeline"' in change.files["recipe.toml"] and not change.of_data
@@ -259,7 +268,8 @@ def test_a_pipeline_is_laid_out_again_for_ranks_that_cannot_be_its_stages(checkp
     assert layout_keys(RESUMED, shape, 6) == ()
     left = [*plan.predicted["chosen"]["settings"], *layout_keys(plan.recipe, shape, 6)]
     assert "pipeline.stages" in left
-    found, reason = decided_again(plan.recipe, shape, machines_of("NVIDIA A10", 6), WORK, left)
+    now = refit(plan.recipe, shape, machines_of("NVIDIA A10", 6), WORK, left)
+    found, reason = now.recipe, now.reason
     assert found.pipeline.stages in {2, 3, 6} and sum(found.pipeline.layers) == 48 and found.left_open == ()
     assert "6 ranks are no multiple of 4 stages" in reason
     if checkpointing == "true":

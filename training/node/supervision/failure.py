@@ -122,6 +122,12 @@ class Observation:
             self.lost_nodes.append(node)
 
     @property
+    def silent_nodes(self) -> list[str]:
+        """Those that no longer answer, or to which ssh lost its connection."""
+        cut = [name for name, code in self.node_codes.items() if code == SSH_LOST_CODE]
+        return list(dict.fromkeys((*self.lost_nodes, *cut)))
+
+    @property
     def all_ended(self) -> bool:
         """Whether every rank has said how it ended."""
         return len(self.ended) == self.launch.world_size
@@ -143,9 +149,7 @@ class Observation:
 
     def _of_nodes(self) -> Iterable[Symptom]:
         others = [host.name for host in self.launch.hosts[1:]]
-        lost = list(self.lost_nodes)
-        lost += [n for n, code in self.node_codes.items() if code == SSH_LOST_CODE and n not in lost]
-        gone = Cause("node_lost")
+        lost, gone = self.silent_nodes, Cause("node_lost")
         if len(others) > 1 and set(others) <= set(lost):
             yield Symptom(1, "the head lost all other nodes at once: look at its own network first", gone, others[0])
         else:

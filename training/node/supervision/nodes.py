@@ -107,6 +107,16 @@ def answers(address: str, port: int) -> bool:
     return True
 
 
+def unreachable(hosts: tuple[Host, ...]) -> set[str]:
+    """The names of those that do not answer at their ssh port, asked all at once."""
+
+    def ask(host: Host) -> None:
+        if not answers(host.private_address, ssh_port(host.name)):
+            raise NodeError(host.name, "it does not answer")
+
+    return {error.node for error in on_hosts(hosts, ask)}
+
+
 RESERVE = ".reserve"
 """File in the run folder that makes room for the last status on a full disk."""
 ROOM_BYTES = 16 << 20

@@ -1,0 +1,111 @@
+"""With which nodes a run goes on that lost some, and how."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.support.planned_run import plan_run
+from training.node.supervision.failure import Verdict
+from training.node.supervision.regroup import FUTILE, Attempts, CannotGoOn, regrouped, remaining
+from training.recipe.reading import read_recipe
+from training.run.causes import Cause
+from training.run.launch import Host, Launch, parse_launch
+from training.run.notices import EVERYBODY
+
+NAMES = ("te1", "te2", "te3", "te4")
+HOSTS = tuple(Host(name, f"10.0.0.{n}", 1, price_h=1.5) for n, name in enumerate(NAMES, 1))
+LAUNCH = Launch("tiny-20260101-000000", "", HOSTS, "training.node.finetune", (), "python", {}, price_h=6.0)
+
+
+def left(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
+    """Names of the nodes that a run goes on with which ended by this."""
+    end = Verdict("failed", cause=Cause(kind))
+    return [host.name for host in remaining(launch, end, silent, back, leaving)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "silent", "leaving", "goes_on_with"),
+    [
+        ("node_lost", ["te3"], [], ["te1", "te2", "te4"]),
+        ("node_lost", ["te2", "te3"], [], ["te1", "te4"]),
+        ("node_lost", ["te2", "te3", "te4"], [], []),  # rather the head's own network
+        ("reclaimed", [], ["te2", "te3", "te4"], ["te1"]),
+        ("reclaimed", [], ["te2"], ["te1", "te3", "te4"]),
+        ("reclaimed", ["te4"], ["te2"], ["te1", "te3"]),
+        ("reclaimed", [], ["te1", "te2"], []),  # the head
+        ("released", [], [EVERYBODY], []),
+        ("reclaimed", [], ["te2", EVERYBODY], []),
+        ("not_ready", ["te2"], [], ["te1", "te3", "te4"]),
+        *((kind, ["te2"], [], []) for kind in ("none", "unknown", "asked", "diverged", "out_of_gpu_memory", "killed")),
+        *((kind, ["te2"], [], []) for kind in ("unusable", "disk_full", "crashed", "hung", "gpu_failed")),
+    ],
+)
+def test_a_run_goes_on_without_the_nodes_that_are_gone_and_after_no_other_end(kind, silent, leaving, goes_on_with):
+    assert left(kind, silent, leaving) == goes_on_with
+
+
+def test_a_node_that_answers_again_stays_unless_it_is_not_fit():
+    assert left("node_lost", ["te3"], back=["te3"]) == list(NAMES)
+    assert left("node_lost", ["te2", "te3"], back=["te3"]) == ["te1", "te3", "te4"]
+    assert left("node_lost", ["te2", "te3", "te4"], back=["te2", "te3", "te4"]) == []  # the head was cut off
+    assert left("not_ready", ["te2"], back=["te2"]) == []
+
+
+def test_of_two_nodes_the_head_goes_on_alone():
+    assert left("node_lost", ["te2"], launch=replace(LAUNCH, hosts=HOSTS[:2])) == ["te1"]
+
+
+def test_only_a_newer_checkpoint_is_progress():
+    attempts = Attempts(None)
+    assert [attempts.take(step) for step in (None, 10, 10, 10)] == [True, True, True, True]
+    assert attempts.futile == FUTILE - 1 and attempts.take(20) and attempts.futile == 0
+    assert [attempts.take(20) for _ in range(FUTILE)] == [True] * (FUTILE - 1) + [False]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A launch whose folder has a checkpoint of step 20."""
+    (tmp_path / "checkpoints" / "step-20").mkdir(parents=True)
+    return replace(LAUNCH, run_dir=str(tmp_path))
+
+
+def test_what_fits_stays_and_costs_less(run, tmp_path):
+    plan_run(tmp_path)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    launch = regrouped(run, HOSTS[:2], 0.7)
+    assert parse_launch((tmp_path / "launch.json").read_text()) == launch
+    assert launch == replace(run, hosts=HOSTS[:2], arguments=("--resume",), price_h=3.0, spent_before=0.7)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.name in before} == before
+    forced = regrouped(replace(run, arguments=("--resume", "--force")), HOSTS, 0.0)
+    assert forced.arguments == ("--resume", "--force")
+
+
+def test_a_run_without_a_checkpoint_begins_again(run, tmp_path):
+    plan_run(tmp_path)
+    (tmp_path / "checkpoints" / "step-20").rmdir()
+    assert regrouped(run, HOSTS[:3], 0.0).arguments == ()
+
+
+def test_what_was_left_to_the_plan_is_decided_anew_where_it_does_not_fit_fewer_nodes(run, tmp_path):
+    plan_run(tmp_path, "qwen2.5-14b", strategy="pipeline")
+    before = read_recipe(tmp_path / "recipe.toml")
+    launch = regrouped(run, HOSTS[:3], 0.0)
+    after, kept = (read_recipe(tmp_path / name) for name in ("recipe.toml", "recipe.before-20.toml"))
+    assert kept == before and sum(before.pipeline.layers) == sum(after.pipeline.layers) == 48
+    assert (len(before.pipeline.layers), len(after.pipeline.layers), launch.world_size) == (4, 3, 3)
+    assert after.compute_keys() == before.compute_keys()
+    assert json.loads((tmp_path / "plan.json").read_text())["predicted"]["step_s"] is None
+    regrouped(replace(run, hosts=HOSTS[:3]), HOSTS[:2], 0.0)
+    assert read_recipe(tmp_path / "recipe.before-20.toml") == before  # the first one of this step
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", "machines.json", "recipe.toml"])
+def test_what_does_not_fit_or_cannot_be_read_is_left_as_it_is(run, tmp_path, damaged):
+    plan_run(tmp_path, "qwen2.5-14b")
+    with pytest.raises(CannotGoOn):
+        regrouped(run, HOSTS[:1], 0.0)
+    (tmp_path / damaged).write_text("{")
+    with pytest.raises(CannotGoOn):
+        regrouped(run, HOSTS[:3], 0.0)
+    assert not (tmp_path / "launch.json").exists()

@@ -1,0 +1,96 @@
+"""A run that lost nodes goes on with the others: with which of them, and by which launch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from training.node.supervision.failure import Verdict
+from training.plan.refit import parse_machines, parse_start_plan, without_seconds
+from training.recipe.reading import parse_recipe
+from training.run.causes import CauseKind
+from training.run.folder import LAUNCH, MACHINES, PLAN, RECIPE, recipe_before, write_atomically
+from training.run.launch import Host, Launch, launch_text
+from training.run.launchers import launcher_files
+from training.run.notices import EVERYBODY, newest_step
+from training.text.files import bounded_json
+from training.text.problems import TrainingError
+
+FUTILE = 3
+"""So many generations one after the other may end without a newer checkpoint."""
+OF_A_NODE: frozenset[CauseKind] = frozenset({"node_lost", "not_ready", "reclaimed"})
+"""Causes behind which a node is gone; whatever else ended a run would end it again."""
+
+
+class CannotGoOn(Exception):
+    """A run does not go on by itself; the message says why."""
+
+
+def remaining(
+    launch: Launch, end: Verdict, silent: Collection[str], back: Collection[str], leaving: Collection[str]
+) -> tuple[Host, ...]:
+    """The nodes that a run goes on with, in their order, after it ended because of a node; none where it does not go on
+    by itself. `silent`: nodes that did not answer then, of which some may be `back`; `leaving`: those that the cloud
+    takes back. Pure."""
+    gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in launch.hosts]
+    if end.cause.kind not in OF_A_NODE or head in gone or EVERYBODY in gone:
+        return ()
+    if len(others) > 1 and {*others} <= {*silent}:  # at once: rather the head's own network
+        return ()
+    if end.cause.kind == "not_ready" and not gone:  # it answers, and is not fit
+        return ()
+    return tuple(host for host in launch.hosts if host.name not in gone)
+
+
+@dataclass
+class Attempts:
+    """The generations of a run so far: whether it gets on."""
+
+    step: int | None
+    """Of the newest checkpoint when the last one began."""
+    futile: int = 0
+
+    def take(self, step: int | None) -> bool:
+        """One ended with this step saved; whether the next one may be tried."""
+        self.futile = 0 if (step or 0) > (self.step or 0) else self.futile + 1
+        self.step = step
+        return self.futile < FUTILE
+
+
+def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
+    """The launch that goes on with these nodes, which lies in the run's folder with a recipe that fits them. `spent`:
+    what the run has cost until now. Raises CannotGoOn, and OSError where the folder cannot be written."""
+    run, step = Path(launch.run_dir), newest_step(Path(launch.run_dir))
+    try:
+        files = _refitted(run, [host.name for host in hosts], step or 0)
+    except FileNotFoundError as error:
+        raise CannotGoOn(f"it has no {Path(error.filename).name}") from error
+    except (ValueError, TrainingError) as error:
+        raise CannotGoOn(str(error)) from error
+    prices = [host.price_h for host in hosts]
+    launch = replace(
+        launch,
+        hosts=hosts,
+        arguments=launch.arguments if step is None or "--resume" in launch.arguments else ("--resume",),
+        price_h=None if launch.price_h is None or None in prices else sum(price or 0.0 for price in prices),
+        spent_before=spent,
+    )
+    for name, text in {**files, **launcher_files(launch), LAUNCH: launch_text(launch)}.items():
+        write_atomically(run / name, text)
+    return launch
+
+
+def _refitted(run: Path, names: list[str], step: int) -> dict[str, str]:
+    """The files of a run's folder that change with its nodes."""
+    text, plan = (run / RECIPE).read_text(encoding="utf-8"), bounded_json((run / PLAN).read_text(encoding="utf-8"))
+    machines = parse_machines((run / MACHINES).read_text(encoding="utf-8")).of(names)
+    recipe = parse_recipe(text, {}, RECIPE)
+    after = parse_start_plan(plan).refit(recipe, machines)
+    if not after.fits:
+        raise CannotGoOn(f"it does not fit {', '.join(names)}: {after.reason}")
+    if after.recipe == recipe:
+        return {}
+    before = recipe_before(step)
+    kept = {} if (run / before).exists() else {before: text}
+    return {**kept, RECIPE: after.recipe.to_toml(), PLAN: without_seconds(plan)}
