@@ -289,6 +289,20 @@ def test_a_base_deploy_with_a_host_off_finishes_the_others_and_fails(disturbed):
     assert code == 0, log[-3000:]
 
 
+def test_a_run_takes_in_the_node_that_it_lacks(disturbed):
+    disturbed.resume(local=disturbed.local.listed(but="te4"))
+    disturbed.hold_beyond(disturbed.checkpoints()[-1] + 1)
+    done = disturbed.local.fab("train", "--resume", disturbed.run_id, "--detach")
+    disturbed.go_on()
+    assert done.returncode == 0, done.stdout
+    until(lambda: len(disturbed.hosts()) == 4, "it goes on with all four", 60)
+    disturbed.wait_until_stepping()
+    stopped = disturbed.local.fab("stop", "--run", disturbed.run_id)
+    assert stopped.returncode == 0, stopped.stdout
+    told = disturbed.local.on("te1", f"grep resumed {disturbed.folder}/logs/events.jsonl | tail -n 1")
+    assert json.loads(told)["ranks"] == 3
+
+
 def test_a_rank_that_stands_still_is_named_and_its_stack_comes_home(disturbed):
     local = disturbed.local
     before = disturbed.steps()

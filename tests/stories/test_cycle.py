@@ -160,19 +160,12 @@ def test_a_run_whose_worker_is_taken_back_saves_and_goes_on_without_it(rented, s
     assert re.fullmatch(rf"{at}; saved at step {saved}; going on with te1 from step {saved}", reason), reason
     run.hold_beyond(saved + 2 * SAVE_EVERY)
     assert re.search(at, rented.fab("status").stdout)
-    rented.on("te1", f"systemctl stop --no-block spotune-{run.run_id}")
-    run.go_on()
-    until(lambda: run.status()["state"] == "stopped", "it has stopped", 60)
-    assert saved < run.checkpoints()[-1] == run.steps() < STEPS
-    told = rented.fab("logs", "--follow", "--run", run.run_id)
-    assert told.returncode == 3, "it is not done"
 
 
-def test_no_run_starts_while_a_node_is_on_its_way_out(rented, story, flags):
-    for words in (flags, ["--resume", story["run"].run_id]):
-        done = rented.fab("train", *words)
-        assert done.returncode == 1, done.stdout
-        assert "te2 is being reclaimed" in done.stdout and "fab rebuild" in done.stdout
+def test_no_run_takes_a_node_that_is_on_its_way_out(rented, story):
+    done = rented.fab("train", "--resume", story["run"].run_id)
+    assert done.returncode == 1, done.stdout
+    assert "te2 is being reclaimed" in done.stdout and "fab rebuild" in done.stdout
 
 
 def test_when_its_time_has_come_the_worker_is_gone_and_the_head_is_not(rented):
@@ -183,6 +176,29 @@ def test_when_its_time_has_come_the_worker_is_gone_and_the_head_is_not(rented):
         "te2 is gone",
         60,
     )
+
+
+def test_a_machine_in_its_place_takes_part_in_the_run_that_goes_on(rented, story):
+    """The ranks stand still while it comes, as they are soon done."""
+    run = story["run"]
+    assert run.status()["state"] == "running"
+    rented.up()
+    run.go_on()
+    run.hold_beyond(run.steps())
+    code, _, log = rented.deploy()
+    assert code == 0, log[-4000:]
+    done = rented.fab("train", "--resume", run.run_id, "--detach")
+    run.go_on()
+    assert done.returncode == 0, done.stdout
+    until(lambda: run.hosts() == NAMES, "it goes on with both", 60)
+    run.wait_until_stepping()
+    run.hold_beyond(run.steps())
+    rented.on("te1", f"systemctl stop --no-block spotune-{run.run_id}")
+    run.go_on()
+    until(lambda: run.status()["state"] == "stopped", "it has stopped", 60)
+    assert run.checkpoints()[-1] == run.steps() < STEPS
+    told = rented.fab("logs", "--follow", "--run", run.run_id)
+    assert told.returncode == 3, "it is not done"
 
 
 def test_the_snapshot_keeps_the_data_disk(rented, story):

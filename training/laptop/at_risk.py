@@ -88,7 +88,7 @@ class RunsAtRisk:
             return ""
         return (
             f"{self.active} stays on {', '.join(sorted(self.hosts))}; to go on on the new machines too, after the base "
-            f"deploy: fab stop, then fab train --resume {self.active}"
+            f"deploy: fab train --resume {self.active}"
         )
 
     def left_on(self, head: str) -> str:

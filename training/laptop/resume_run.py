@@ -21,8 +21,8 @@ from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe
 from training.run import notices
 from training.run.checkpoint_files import EARLIER_BASES
-from training.run.folder import LOCAL_RUNS, MACHINES, PLAN, RECIPE, recipe_before
-from training.run.launch import Launch, LaunchError
+from training.run.folder import LOCAL_RUNS, MACHINES, MEMBERS, PLAN, RECIPE, recipe_before
+from training.run.launch import Launch, LaunchError, hosts_text
 from training.text.files import ORIGIN, bounded_json
 
 OTHER_TENSORS = (
@@ -40,8 +40,8 @@ def resume(
     *,
     force: bool,
 ) -> str:
-    """Start a run again from its newest checkpoint; without an id the newest (of a recipe). Raises LaunchError where it
-    is finished, and gets no more steps.
+    """Start a run again from its newest checkpoint; without an id the newest (of a recipe). One that is going on takes
+    in the nodes that it lacks. Raises LaunchError where it is finished, and gets no more steps.
 
     `overrides` change its recipe; what decides what is computed only by `force`.
     """
@@ -58,9 +58,27 @@ def resume(
             f"{run_id} is finished; what it learned: fab fetch --run {where}; "
             f"more of it: fab train --resume {where} --force --steps N"
         )
+    if not overrides and runs.look(head, run_id).active and admit(cluster, run_id):
+        return run_id
     with start_lock.locked_start(cluster) as lock:
         lock.start_supervisor(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
     return run_id
+
+
+def admit(cluster: Session, run_id: str) -> bool:
+    """Let a run that is going on save, and go on with the nodes that there are now; False where it has them already."""
+    head, old = cluster.head, runs.read_launch(cluster.head, run_id)
+    launch = cluster.launch_of(run_id, old.module)
+    if {host.private_address for host in launch.hosts} == {host.private_address for host in old.hosts}:
+        return False
+    start_lock.refuse_leaving(cluster)
+    launch, nodes = open_cluster.with_slowest_first(launch, open_cluster.hardware_of_nodes(head, launch))
+    launch = preparing.in_stage_order(cluster, launch, _read(runs.recipe_text(head, run_id)), nodes)
+    machines = RunMachines(nodes, preparing.measured_speeds(cluster, launch, nodes))
+    head.ask(fs.write, f"{launch.run_dir}/{MACHINES}", machines_text(machines))
+    head.ask(fs.write, f"{launch.run_dir}/{MEMBERS}", hosts_text(launch.hosts))
+    print(f"{run_id} goes on with {', '.join(host.name for host in launch.hosts)} once they are ready and it has saved")
+    return True
 
 
 def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:

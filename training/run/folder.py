@@ -40,6 +40,8 @@ LOCAL_RUNS = Path("runs")
 RECIPE, PLAN = "recipe.toml", "plan.json"
 MACHINES = "machines.json"
 """What its nodes have (training/plan/refit.py)."""
+MEMBERS = "members.json"
+"""The nodes that a run which goes on is to have from now on, where somebody asks for that."""
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
 LAUNCH = "launch.json"

@@ -37,7 +37,7 @@ from training.run.causes import Cause
 from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
 from training.run.folder import LAUNCH_MARK
 from training.run.history import read_starts
-from training.run.launch import MASTER_PORTS, Host, Launch, launch_text, parse_launch
+from training.run.launch import MASTER_PORTS, Host, Launch, hosts_text, launch_text, parse_launch
 from training.run.notices import release_text
 from training.text.problems import PEER_LOST
 
@@ -204,8 +204,10 @@ done
 host=$1; shift
 down=$SPOTUNE_TEST_DOWN/$host
 [ -e "$down" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
+command="$*"  # a node that is `apart` has processes of its own, and none of the others'
+[ -e "$down.apart" ] && command=$(printf %s "$command" | sed "s#end_processes --run [^ ;)]*#&.$host#")
 exec 3<&0
-setsid sh -c "$*" <&3 &
+setsid sh -c "$command" <&3 &
 while kill -0 $! 2>/dev/null; do
   if [ -e "$down" ] || rm "$down.cut" 2>/dev/null; then
     kill -9 -$!; echo "Timeout, server $host not responding." >&2; exit 255
@@ -465,6 +467,38 @@ def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_no
     status = status_of(run_dir)
     assert (status.state, status.cause.kind, status.cause.saved) == ("stopped", "reclaimed", True)  # the head goes too
     assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1",)]
+
+
+def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(start_on_nodes):
+    down = Path(os.environ["SPOTUNE_TEST_DOWN"])
+    two, more = (
+        tuple(Host(name, "127.0.0.1", 1) for name in names) for names in (("te1", "te2"), ("te1", "te3", "te2"))
+    )
+    run_dir, supervisor = start_on_nodes("saves_a_checkpoint", hosts=two, before=plan_run)
+    for rank in range(2):
+        wait_for_output(run_dir, rank, f"waiting {rank} of 2")
+    until(lambda: status_of(run_dir).state == "running")
+    for name in ("te3", "te3.apart"):
+        (down / name).touch()
+    for unfit in (
+        "",
+        "[]",
+        hosts_text(two),
+        hosts_text(more[1:]),
+        hosts_text((*two, Host("te9", "", 1))),
+        hosts_text(more),
+    ):
+        (run_dir / "members.json").write_text(unfit)
+        until(lambda: not (run_dir / "members.json").exists(), "it has been looked at")
+    assert (status_of(run_dir).state, len(read_starts(run_dir))) == ("running", 1)
+    (down / "te3").unlink()
+    (run_dir / "members.json").write_text(hosts_text(more))
+    for rank in range(3):
+        wait_for_output(run_dir, rank, f"waiting {rank} of 3 --resume")
+    assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1", "te3", "te2")]
+    supervisor.terminate()
+    assert supervisor.wait(120) == 0
+    assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))
 
 
 def test_a_run_that_does_not_get_on_ends_and_says_that_it_does_not_go_on(start_on_nodes):

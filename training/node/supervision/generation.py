@@ -16,6 +16,7 @@ from training.node.diagnosis.hang import StallWatch
 from training.node.diagnosis.progress import read_progress
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import nodes
+from training.node.supervision.admission import Admission
 from training.node.supervision.early_start import EarlyStart
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
@@ -60,6 +61,7 @@ class Generation:
         self.stop_requested_at: float | None = None
         self.stop_heeded = False
         self.stall = StallWatch(0 if launch.debug_rank is not None else launch.hang_s)
+        self.admission = Admission(launch)
         self.reclaims = reclaim.Reclaims(tuple(host.name for host in launch.hosts), status.now(), notices)
         self.leave_by = math.inf
         """By the monotonic clock: when the ranks must have left because a node goes."""
@@ -140,6 +142,7 @@ class Generation:
         while True:
             self._take_event(launcher)
             self._heed_notices()
+            self._heed_admission()
             self.status.keep_fresh()
             now = time.monotonic()
             if self.stop_requested_at and (now - self.stop_requested_at > self._stop_grace_s() or now > self.leave_by):
@@ -163,6 +166,13 @@ class Generation:
             self.leave_by = time.monotonic() + self.reclaims.left_s(now)
             self.status.change(reason=self.reclaims.stopping, cause=self.reclaims.cause())
             say(self.reclaims.stopping)
+            self.request_stop()
+
+    def _heed_admission(self) -> None:
+        """The run is to go on with other nodes, which are ready."""
+        if self.status.state == "running" and not self.stop_requested_at and self.admission.look():
+            names = ", ".join(host.name for host in self.admission.hosts)
+            self.status.change(reason=f"saving, then going on with {names}", cause=Cause("asked"))
             self.request_stop()
 
     def _stop_grace_s(self) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision.end_processes import sweep
 from training.run.checkpoint_files import FetchError, link_checkpoint
-from training.run.folder import CHECKPOINTS, CLAIM, GO, HANG, METRICS, PREPARING, PROFILE, STATUS, STOP
+from training.run.folder import CHECKPOINTS, CLAIM, GO, HANG, MEMBERS, METRICS, PREPARING, PROFILE, STATUS, STOP
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
 from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, SSH_OPTIONS, Host, Launch, sweep_command
@@ -122,29 +122,43 @@ RESERVE = ".reserve"
 ROOM_BYTES = 16 << 20
 """Less on a node is a full disk: code, prepared data and a rank's log go there."""
 KEPT_ON_HEAD = (
-    *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG, PREPARING, CLAIM, GO),
+    *(
+        "logs",
+        CHECKPOINTS,
+        STATUS,
+        "metrics.jsonl",
+        STOP,
+        RESERVE,
+        PROGRESS,
+        PROFILE,
+        HANG,
+        PREPARING,
+        CLAIM,
+        GO,
+        MEMBERS,
+    ),
     *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
 
 
-def make_ready(launch: Launch) -> None:
-    """On all nodes a folder that has room, with the run's code, and no process of the run. Raises NodeError for the
-    first where that cannot be."""
+def make_ready(launch: Launch, hosts: tuple[Host, ...] = ()) -> None:
+    """On all nodes, or these, a folder that has room, with the run's code, and no process of the run. Raises NodeError
+    for the first where that cannot be."""
     if launch.here:
         sweep(launch.run_dir)
-    elif errors := on_hosts(launch.hosts, partial(_make_folder, launch)):
+    elif errors := on_hosts(hosts or launch.hosts, partial(_make_folder, launch)):
         raise errors[0]
 
 
-def ship_all(launch: Launch) -> None:
-    """All else that the ranks need to all nodes. Raises NodeError for the first that could not be reached."""
+def ship_all(launch: Launch, hosts: tuple[Host, ...] = ()) -> None:
+    """All else that the ranks need to all nodes, or these. Raises NodeError for the first that could not be reached."""
     if launch.here:
         return
     for path in Path(launch.run_dir).iterdir():
         if path.is_file():  # the plan's: they may have the size and, to a second, the time of what they replace
             os.utime(path)
-    if errors := on_hosts(launch.hosts, lambda host: _rsync(launch, host, "--modify-window=-1")):
+    if errors := on_hosts(hosts or launch.hosts, lambda host: _rsync(launch, host, "--modify-window=-1")):
         raise errors[0]
 
 

@@ -62,12 +62,7 @@ def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
     """The launch that goes on with these nodes, which lies in the run's folder with a recipe that fits them. `spent`:
     what the run has cost until now. Raises CannotGoOn, and OSError where the folder cannot be written."""
     run, step = Path(launch.run_dir), newest_step(Path(launch.run_dir))
-    try:
-        files = _refitted(run, [host.name for host in hosts], step or 0)
-    except FileNotFoundError as error:
-        raise CannotGoOn(f"it has no {Path(error.filename).name}") from error
-    except (ValueError, TrainingError) as error:
-        raise CannotGoOn(str(error)) from error
+    files = refitted(launch, hosts)
     prices = [host.price_h for host in hosts]
     launch = replace(
         launch,
@@ -81,16 +76,20 @@ def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
     return launch
 
 
-def _refitted(run: Path, names: list[str], step: int) -> dict[str, str]:
-    """The files of a run's folder that change with its nodes."""
-    text, plan = (run / RECIPE).read_text(encoding="utf-8"), bounded_json((run / PLAN).read_text(encoding="utf-8"))
-    machines = parse_machines((run / MACHINES).read_text(encoding="utf-8")).of(names)
-    recipe = parse_recipe(text, {}, RECIPE)
-    after = parse_start_plan(plan).refit(recipe, machines)
+def refitted(launch: Launch, hosts: tuple[Host, ...]) -> dict[str, str]:
+    """The files of a run's folder that change with its nodes. Raises CannotGoOn."""
+    run, names = Path(launch.run_dir), [host.name for host in hosts]
+    try:
+        text, plan = (run / RECIPE).read_text(encoding="utf-8"), bounded_json((run / PLAN).read_text(encoding="utf-8"))
+        machines = parse_machines((run / MACHINES).read_text(encoding="utf-8")).of(names)
+        recipe = parse_recipe(text, {}, RECIPE)
+        after = parse_start_plan(plan).refit(recipe, machines)
+    except (OSError, ValueError, TrainingError) as error:
+        raise CannotGoOn(str(error)) from error
     if not after.fits:
         raise CannotGoOn(f"it does not fit {', '.join(names)}: {after.reason}")
     if after.recipe == recipe:
         return {}
-    before = recipe_before(step)
+    before = recipe_before(newest_step(run) or 0)
     kept = {} if (run / before).exists() else {before: text}
     return {**kept, RECIPE: after.recipe.to_toml(), PLAN: without_seconds(plan)}

@@ -28,7 +28,7 @@ from training.node.supervision.regroup import Attempts, CannotGoOn, regrouped, r
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
-from training.run.folder import GO, LAUNCH, MACHINES, PROFILE, STOP
+from training.run.folder import GO, LAUNCH, MACHINES, MEMBERS, PROFILE, STOP
 from training.run.history import note_end, note_start
 from training.run.launch import Host, Launch, parse_launch
 
@@ -58,6 +58,8 @@ class Supervisor:
 
     def main(self) -> int:
         """Returns 0 for a run that finished or was stopped, 1 for a failed one."""
+        with contextlib.suppress(OSError):
+            (self.run_dir / MEMBERS).unlink(missing_ok=True)  # of an earlier start
         while True:
             end, code = self._run()
             hosts = self._remaining(end)
@@ -101,6 +103,8 @@ class Supervisor:
         """The nodes that the run goes on with; none where it is over."""
         if self._stop_requested or not (self.run_dir / MACHINES).exists():
             return ()
+        if end.cause.kind == "asked":
+            return self.generation.admission.hosts
         suspects = {*self.generation.seen.silent_nodes, end.node}
         hosts = tuple(host for host in self.launch.hosts if host.name in suspects)
         silent = {host.name for host in hosts}
