@@ -258,16 +258,15 @@ def test_a_host_powered_off_is_named_and_the_run_goes_on_by_itself_with_the_othe
     reason, goes_on = disturbed.status()["reason"], f"; going on with te1, te2, te3 from step {before}"
     assert "te4" in reason and reason.endswith(goes_on)
     disturbed.wait_until_stepping()
-    disturbed.wait_beyond(before + 1)
+    disturbed.hold_beyond(before + 1)
     assert "saved by 4 ranks" in disturbed.local.on("te1", f"cat {disturbed.folder}/logs/launcher.log")
     recipe = tomllib.loads(disturbed.local.on("te1", f"cat {disturbed.folder}/recipe.toml"))
     assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 3
-    shown = disturbed.local.fab("status")
-    assert shown.returncode == 0 and reason in shown.stdout
-    fewer = disturbed.local.listed(but="te4")
-    stopped = fewer.fab("stop", "--run", disturbed.run_id)
-    assert stopped.returncode == 0, stopped.stdout
-    assert disturbed.checkpoints()[-1] == disturbed.steps()
+    shown = disturbed.local.fab("status", "--json").stdout
+    runs = {each["run"]: each for each in json.loads(shown[shown.index("{") :])["runs"]}
+    assert (runs[disturbed.run_id]["state"], runs[disturbed.run_id]["reason"]) == ("running", reason)
+    disturbed.stop()
+    assert disturbed.checkpoints()[-1] == disturbed.steps() < STEPS
     assert [name for name in NAMES[:3] if disturbed.ranks_on(name)] == []
 
 
@@ -297,8 +296,9 @@ def test_a_run_takes_in_the_node_that_it_lacks(disturbed):
     assert done.returncode == 0, done.stdout
     until(lambda: len(disturbed.hosts()) == 4, "it goes on with all four", 60)
     disturbed.wait_until_stepping()
-    stopped = disturbed.local.fab("stop", "--run", disturbed.run_id)
-    assert stopped.returncode == 0, stopped.stdout
+    disturbed.hold_beyond(disturbed.checkpoints()[-1] + 1)
+    disturbed.stop()
+    assert disturbed.checkpoints()[-1] < STEPS
     told = disturbed.local.on("te1", f"grep resumed {disturbed.folder}/logs/events.jsonl | tail -n 1")
     assert json.loads(told)["ranks"] == 3
 

@@ -193,9 +193,7 @@ def test_a_machine_in_its_place_takes_part_in_the_run_that_goes_on(rented, story
     until(lambda: run.hosts() == NAMES, "it goes on with both", 60)
     run.wait_until_stepping()
     run.hold_beyond(run.steps())
-    rented.on("te1", f"systemctl stop --no-block spotune-{run.run_id}")
-    run.go_on()
-    until(lambda: run.status()["state"] == "stopped", "it has stopped", 60)
+    run.stop()
     assert run.checkpoints()[-1] == run.steps() < STEPS
     told = rented.fab("logs", "--follow", "--run", run.run_id)
     assert told.returncode == 3, "it is not done"

@@ -267,6 +267,12 @@ class DisturbedRun:
     def go_on(self):
         self.local.on("te1", f"pkill -CONT '{RANKS}'")
 
+    def stop(self):
+        """Of a run that is held: it is asked to stop before it goes on."""
+        self.local.on("te1", f"systemctl stop --no-block spotune-{self.run_id}")
+        self.go_on()
+        until(lambda: self.status()["state"] == "stopped", f"{self.run_id} has stopped", 60)
+
     def wait_until_stepping(self, timeout_s=120):
         """Until a start that was asked for just now is at its steps. Waited for on the head itself, since a look from
         here may take seconds; what its progress said before belongs to the start before."""

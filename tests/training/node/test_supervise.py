@@ -490,6 +490,7 @@ def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(s
     ):
         (run_dir / "members.json").write_text(unfit)
         until(lambda: not (run_dir / "members.json").exists(), "it has been looked at")
+    until(lambda: "te3 is not ready" in status_of(run_dir).reason, "the last one's reason")
     assert (status_of(run_dir).state, len(read_starts(run_dir))) == ("running", 1)
     (down / "te3").unlink()
     (run_dir / "members.json").write_text(hosts_text(more))

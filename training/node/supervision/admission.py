@@ -7,7 +7,6 @@ import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from training.node.supervision.launcher_output import say
 from training.node.supervision.nodes import NodeError, make_ready, ship_all
 from training.node.supervision.regroup import CannotGoOn, refitted
 from training.run.folder import MEMBERS
@@ -25,19 +24,21 @@ class Admission:
         self._readying: Future[tuple[Host, ...]] | None = None
 
     def look(self) -> bool:
-        """Look once; whether the nodes are ready by now."""
+        """Look once; whether the nodes are ready by now. Raises CannotGoOn where they will not be."""
         if self._readying is None and self._file.exists():
             self._readying = ThreadPoolExecutor(1).submit(self._ready)
         if self._readying is None or not self._readying.done():
             return False
-        try:
-            self.hosts = self._readying.result()
-        except (CannotGoOn, NodeError, OSError, ValueError) as error:
-            say(f"{MEMBERS}: {error}")
-        self._readying = None
+        readying, self._readying = self._readying, None
         with contextlib.suppress(OSError):
             self._file.unlink()
-        return bool(self.hosts)
+        try:
+            self.hosts = readying.result()
+        except NodeError as error:
+            raise CannotGoOn(f"{error.node} is not ready: {error}") from error
+        except (OSError, ValueError) as error:
+            raise CannotGoOn(f"{MEMBERS}: {error}") from error
+        return True
 
     def _ready(self) -> tuple[Host, ...]:
         """The nodes of the file, those of them that come made ready. Raises CannotGoOn, NodeError, ValueError."""

@@ -33,6 +33,7 @@ from training.node.supervision.nodes import (
     ssh,
     unreachable,
 )
+from training.node.supervision.regroup import CannotGoOn
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
@@ -170,10 +171,16 @@ class Generation:
 
     def _heed_admission(self) -> None:
         """The run is to go on with other nodes, which are ready."""
-        if self.status.state == "running" and not self.stop_requested_at and self.admission.look():
-            names = ", ".join(host.name for host in self.admission.hosts)
-            self.status.change(reason=f"saving, then going on with {names}", cause=Cause("asked"))
-            self.request_stop()
+        if self.status.state != "running" or self.stop_requested_at:
+            return
+        try:
+            if self.admission.look():
+                names = ", ".join(host.name for host in self.admission.hosts)
+                self.status.change(reason=f"saving, then going on with {names}", cause=Cause("asked"))
+                self.request_stop()
+        except CannotGoOn as error:
+            self.status.change(reason=f"going on as before: {error}")
+            say(self.status.value.reason)
 
     def _stop_grace_s(self) -> float:
         """As planned; longer where three steps at the pace so far, and a minute to save, are more than that."""
