@@ -259,7 +259,7 @@ def test_a_host_powered_off_is_named_and_the_run_goes_on_by_itself_with_the_othe
     assert "te4" in reason and reason.endswith(goes_on)
     disturbed.wait_until_stepping()
     disturbed.hold_beyond(before + 1)
-    assert "saved by 4 ranks" in disturbed.local.on("te1", f"cat {disturbed.folder}/logs/launcher.log")
+    assert disturbed.saved_by() == 4
     recipe = tomllib.loads(disturbed.local.on("te1", f"cat {disturbed.folder}/recipe.toml"))
     assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 3
     shown = disturbed.local.fab("status", "--json").stdout
@@ -299,8 +299,7 @@ def test_a_run_takes_in_the_node_that_it_lacks(disturbed):
     disturbed.hold_beyond(disturbed.checkpoints()[-1] + 1)
     disturbed.stop()
     assert disturbed.checkpoints()[-1] < STEPS
-    told = disturbed.local.on("te1", f"grep resumed {disturbed.folder}/logs/events.jsonl | tail -n 1")
-    assert json.loads(told)["ranks"] == 3
+    assert disturbed.saved_by() == 3
 
 
 def test_a_rank_that_stands_still_is_named_and_its_stack_comes_home(disturbed):

@@ -267,6 +267,11 @@ class DisturbedRun:
     def go_on(self):
         self.local.on("te1", f"pkill -CONT '{RANKS}'")
 
+    def saved_by(self):
+        """How many ranks had saved what its newest start went on from."""
+        told = self.local.on("te1", f"grep resumed {self.folder}/logs/events.jsonl | tail -n 1")
+        return json.loads(told)["ranks"]
+
     def stop(self):
         """Of a run that is held: it is asked to stop before it goes on."""
         self.local.on("te1", f"systemctl stop --no-block spotune-{self.run_id}")

@@ -98,6 +98,11 @@ PROGRAMS = {
         wait_until(lambda: (run / EVENTS).exists() and '"ended"' in (run / EVENTS).read_text())
         os.kill(os.getpid(), 9)
     """,
+    "cannot_save": """
+        wait_until((run / 'stop').exists)
+        if rank == 0: raise OSError(28, 'No space left on device')
+        sys.exit(3)
+    """,
     "cannot_be_used": """
         if rank == 1: stay()
         from training.run.events import Failed, emit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -15,7 +16,10 @@ from inventory.renting.plan import RentalWish, plan_up
 from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import runs
+from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
+from training.plan.refit import parse_machines
+from training.run.folder import MACHINES
 from training.run.launch import LaunchError
 from training.run.notices import ALL_AGAIN
 from training.text.counts import HOUR, added, money
@@ -116,9 +120,14 @@ def print_lost_machines(cluster: Session, run_id: str) -> MachinesLeft:
 
 
 def _hosts(cluster: Session, run_id: str) -> Sequence[str]:
-    """The nodes a run was started on; where the head does not tell, those there were when this command began."""
+    """The nodes a run was started on, also those that it went on without; where the head does not tell, those there
+    were when this command began."""
     try:
-        return [host.name for host in runs.read_launch(cluster.head, run_id).hosts]
+        names = [host.name for host in runs.read_launch(cluster.head, run_id).hosts]
+        machines = cluster.head.ask(fs.text, cluster.head.runs / run_id / MACHINES)
+        with suppress(ValueError):
+            names += [node.name for node in parse_machines(machines or "").nodes]
+        return list(dict.fromkeys(names))
     except LaunchError:
         return [node.name for node in cluster.nodes]
 

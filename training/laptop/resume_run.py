@@ -16,13 +16,13 @@ from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.run_look import mean_step_s
 from training.laptop.start_run import planned_s
-from training.plan.refit import RunMachines, machines_text, parse_start_plan, without_seconds
+from training.plan.refit import Members, RunMachines, machines_text, members_text, parse_start_plan, without_seconds
 from training.recipe.reading import read_recipe
 from training.recipe.recipe import Recipe
 from training.run import notices
 from training.run.checkpoint_files import EARLIER_BASES
 from training.run.folder import LOCAL_RUNS, MACHINES, MEMBERS, PLAN, RECIPE, recipe_before
-from training.run.launch import Launch, LaunchError, hosts_text
+from training.run.launch import Launch, LaunchError
 from training.text.files import ORIGIN, bounded_json
 
 OTHER_TENSORS = (
@@ -58,7 +58,8 @@ def resume(
             f"{run_id} is finished; what it learned: fab fetch --run {where}; "
             f"more of it: fab train --resume {where} --force --steps N"
         )
-    if not overrides and runs.look(head, run_id).active and admit(cluster, run_id):
+    as_it_is = not (overrides or force or cluster.profile or cluster.debug_rank is not None)
+    if as_it_is and runs.look(head, run_id).active and admit(cluster, run_id):
         return run_id
     with start_lock.locked_start(cluster) as lock:
         lock.start_supervisor(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
@@ -66,17 +67,18 @@ def resume(
 
 
 def admit(cluster: Session, run_id: str) -> bool:
-    """Let a run that is going on save, and go on with the nodes that there are now; False where it has them already."""
+    """Let a run that is going on save, and go on with the nodes that there are now; False where it has them already, or
+    others besides, or cannot take in any."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
     launch = cluster.launch_of(run_id, old.module)
-    if {host.private_address for host in launch.hosts} == {host.private_address for host in old.hosts}:
+    there, now = ({host.private_address for host in each.hosts} for each in (old, launch))
+    if not there < now or not head.ask(fs.exists, f"{launch.run_dir}/{MACHINES}"):
         return False
     start_lock.refuse_leaving(cluster)
     launch, nodes = open_cluster.with_slowest_first(launch, open_cluster.hardware_of_nodes(head, launch))
     launch = preparing.in_stage_order(cluster, launch, _read(runs.recipe_text(head, run_id)), nodes)
     machines = RunMachines(nodes, preparing.measured_speeds(cluster, launch, nodes))
-    head.ask(fs.write, f"{launch.run_dir}/{MACHINES}", machines_text(machines))
-    head.ask(fs.write, f"{launch.run_dir}/{MEMBERS}", hosts_text(launch.hosts))
+    head.ask(fs.write, f"{launch.run_dir}/{MEMBERS}", members_text(Members(launch.hosts, machines)))
     print(f"{run_id} goes on with {', '.join(host.name for host in launch.hosts)} once they are ready and it has saved")
     return True
 
@@ -104,7 +106,8 @@ def _prepare_resume(cluster: Session, run_id: str, overrides: Mapping[str, str],
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
     launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
     files = {**change.files, **(changed_base(head, launch, was.model_dir, change.files) if force else {})}
-    files[MACHINES] = machines_text(its)
+    if runs.is_training(run_id):
+        files[MACHINES] = machines_text(its)
     new_run.upload_resumed(head, launch, files)
     if change.of_data:
         prepare_again(head, launch, change.kept)

@@ -17,7 +17,7 @@ from inventory.shown import shown
 from inventory.terminal import console, table
 from training.cost.shape import PlanError
 from training.data.source import ignored_files_note
-from training.laptop import new_run, preparing, rental
+from training.laptop import new_run, preparing, rental, runs
 from training.laptop.base_model import BaseModel, find_base_model
 from training.laptop.head_node import Head
 from training.laptop.new_run import EarlierAdapter, TrainingData, checked_data
@@ -220,10 +220,9 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
             rental.extend_for_plan(cluster, planned_s(plan.predicted))
-            files = {
-                **_plan_files(launch, request.recipe, plan, base),
-                MACHINES: machines_text(RunMachines(nodes, known)),
-            }
+            files = _plan_files(launch, request.recipe, plan, base)
+            if runs.is_training(run_id):  # another ends with the first node that is lost
+                files[MACHINES] = machines_text(RunMachines(nodes, known))
             new_run.upload(cluster.head, launch, files)
             _remember_commit(request.recipe, base)
             if request.by_hand:

@@ -18,6 +18,7 @@ from training.plan.options import Search, choose
 from training.recipe.reading import with_changes
 from training.recipe.recipe import Recipe, flat
 from training.recipe.tables import OF_A_STRATEGY
+from training.run.launch import Host
 from training.text.counts import size_text
 
 
@@ -43,7 +44,15 @@ def planned_on(nodes: Sequence[NodeHardware], known: Known) -> PlannedMachines:
     return machines_of(rank_cards(nodes), ranks, per_node, min(node.ram_bytes for node in nodes), known)
 
 
-_MACHINES = TypeAdapter(RunMachines)
+@dataclass(frozen=True)
+class Members:
+    """The nodes that a run is to go on with, and what they have: what MEMBERS of its folder holds."""
+
+    hosts: tuple[Host, ...]
+    machines: RunMachines
+
+
+_MACHINES, _MEMBERS = TypeAdapter(RunMachines), TypeAdapter(Members)
 
 
 def machines_text(machines: RunMachines) -> str:
@@ -54,6 +63,19 @@ def machines_text(machines: RunMachines) -> str:
 def parse_machines(text: str) -> RunMachines:
     """Machines from their JSON. Raises ValueError where it is none."""
     return read_record(_MACHINES, text)
+
+
+def members_text(members: Members) -> str:
+    """Members as the JSON of their file."""
+    return json.dumps(asdict(members)) + "\n"
+
+
+def parse_members(text: str) -> Members:
+    """Members from their JSON; at least one. Raises ValueError where it is none."""
+    members = read_record(_MEMBERS, text)
+    if not members.hosts:
+        raise ValueError("it has no nodes")
+    return members
 
 
 @dataclass(frozen=True)

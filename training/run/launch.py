@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -126,7 +126,7 @@ class Launch:
         raise IndexError(f"rank beyond the world size {self.world_size}")
 
 
-_SCHEMA, _HOSTS = TypeAdapter(Launch), TypeAdapter(tuple[Host, ...])
+_SCHEMA = TypeAdapter(Launch)
 
 
 def parse_steps(text: str, done: int = 0) -> tuple[int, int]:
@@ -154,22 +154,6 @@ def parse_launch(text: str) -> Launch:
         return _SCHEMA.validate_python(bounded_json(text))
     except ValidationError as error:
         raise ValueError(f"no launch: {first_problem(error)}") from error
-
-
-def hosts_text(hosts: Sequence[Host]) -> str:
-    """Nodes as the JSON of MEMBERS."""
-    return json.dumps([asdict(host) for host in hosts]) + "\n"
-
-
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Nodes from their JSON; at least one. Raises ValueError where it is none."""
-    try:
-        hosts = _HOSTS.validate_python(bounded_json(text))
-    except ValidationError as error:
-        raise ValueError(f"no nodes: {first_problem(error)}") from error
-    if not hosts:
-        raise ValueError("no nodes")
-    return hosts
 
 
 def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:

@@ -37,7 +37,7 @@ def left(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
         ("released", [], [EVERYBODY], []),
         ("reclaimed", [], ["te2", EVERYBODY], []),
         ("not_ready", ["te2"], [], ["te1", "te3", "te4"]),
-        *((kind, ["te2"], [], []) for kind in ("none", "unknown", "asked", "diverged", "out_of_gpu_memory", "killed")),
+        *((kind, ["te2"], [], []) for kind in ("none", "unknown", "diverged", "out_of_gpu_memory", "killed")),
         *((kind, ["te2"], [], []) for kind in ("unusable", "disk_full", "crashed", "hung", "gpu_failed")),
     ],
 )

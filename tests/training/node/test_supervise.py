@@ -25,6 +25,8 @@ from tests.support.planned_run import plan_run
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for_output
 from tests.support.waiting import as_soon_as, until
 from tests.training.laptop.test_reclaim import notice
+from training.cost.memory import GIB
+from training.laptop.on_head import fs
 from training.node.diagnosis.stacks import process_state
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import generation, launcher, run_status, supervise
@@ -33,11 +35,13 @@ from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
 from training.node.supervision.nodes import NodeError, collect, link_results, master_port, ssh, write_reports
 from training.node.supervision.regroup import FUTILE
 from training.node.supervision.supervise import Supervisor
+from training.plan.facts import Card, Known, NodeHardware
+from training.plan.refit import Members, RunMachines, members_text
 from training.run.causes import Cause
 from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
 from training.run.folder import LAUNCH_MARK
 from training.run.history import read_starts
-from training.run.launch import MASTER_PORTS, Host, Launch, hosts_text, launch_text, parse_launch
+from training.run.launch import MASTER_PORTS, Host, Launch, launch_text, parse_launch
 from training.run.notices import release_text
 from training.text.problems import PEER_LOST
 
@@ -74,7 +78,7 @@ def test_a_killed_rank_is_named_within_seconds_and_nothing_is_left(start):
     assert (status.state, status.failed_rank, status.failed_node) == ("failed", 1, "localhost")
     assert status.reason == "rank 1 on localhost was killed by signal 9 (SIGKILL)"
     assert status.cause == Cause("killed", signal=9)
-    assert status.last_lines[-1] == "waiting 1"
+    assert status.last_lines[-1] == "waiting 1 of 2"
     assert processes_of(str(run_dir)) == []
 
 
@@ -469,37 +473,61 @@ def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_no
     assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1",)]
 
 
-def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(start_on_nodes):
+def members(*names, known=("te1", "te2", "te3")):
+    hosts = tuple(Host(name, "127.0.0.1", 1) for name in names)
+    nodes = tuple(NodeHardware(name, 1, (Card("NVIDIA A10", 24 * GIB),), 30 * GIB) for name in known)
+    return members_text(Members(hosts, RunMachines(nodes, Known(1.7e9))))
+
+
+def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(start_on_nodes, tmp_path):
     down = Path(os.environ["SPOTUNE_TEST_DOWN"])
-    two, more = (
-        tuple(Host(name, "127.0.0.1", 1) for name in names) for names in (("te1", "te2"), ("te1", "te3", "te2"))
-    )
-    run_dir, supervisor = start_on_nodes("saves_a_checkpoint", hosts=two, before=plan_run)
+    run_dir, supervisor = start_on_nodes("saves_a_checkpoint", before=plan_run, models=str(tmp_path / "models"))
     for rank in range(2):
         wait_for_output(run_dir, rank, f"waiting {rank} of 2")
     until(lambda: status_of(run_dir).state == "running")
     for name in ("te3", "te3.apart"):
         (down / name).touch()
-    for unfit in (
-        "",
-        "[]",
-        hosts_text(two),
-        hosts_text(more[1:]),
-        hosts_text((*two, Host("te9", "", 1))),
-        hosts_text(more),
-    ):
-        (run_dir / "members.json").write_text(unfit)
-        until(lambda: not (run_dir / "members.json").exists(), "it has been looked at")
-    until(lambda: "te3 is not ready" in status_of(run_dir).reason, "the last one's reason")
+    unfit = {
+        "[]": "members.json",
+        members("te1", "te2"): "the nodes that there are",
+        members("te2", "te1", "te3"): "another head",
+        members("te1", "te2", "te9"): "what te9 has",
+        members("te1", "te3", "te2"): "te3 is not ready: ssh: connect to host te3",
+    }
+    for text, reason in unfit.items():
+        fs.write(run_dir / "members.json", text)
+        until(lambda reason=reason: reason in status_of(run_dir).reason, reason)
     assert (status_of(run_dir).state, len(read_starts(run_dir))) == ("running", 1)
     (down / "te3").unlink()
-    (run_dir / "members.json").write_text(hosts_text(more))
+    fs.write(run_dir / "members.json", members("te1", "te3", "te2"))
     for rank in range(3):
         wait_for_output(run_dir, rank, f"waiting {rank} of 3 --resume")
     assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1", "te3", "te2")]
+    assert not (run_dir / "members.json").exists()
     supervisor.terminate()
     assert supervisor.wait(120) == 0
     assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))
+
+
+def test_what_goes_wrong_while_a_run_saves_for_a_node_that_goes_ends_it(start_on_nodes):
+    run_dir, supervisor = start_on_nodes("cannot_save", before=plan_run)
+    until(lambda: (run_dir / "status.json").exists() and status_of(run_dir).state == "running")
+    notice(run_dir.parent / "notices", "te2", in_s=270)
+    assert supervisor.wait(120) == 1
+    status = status_of(run_dir)
+    assert (status.state, status.cause.kind, len(read_starts(run_dir))) == ("failed", "disk_full", 1)
+
+
+def test_a_head_that_loses_the_others_one_after_the_other_does_not_go_on_alone(start_on_nodes):
+    hosts = tuple(Host(f"te{n}", "127.0.0.1", 1) for n in (1, 2, 3))
+    run_dir, supervisor = start_on_nodes("waits", hosts=hosts, before=plan_run)
+    for rank in range(3):
+        wait_for_output(run_dir, rank, f"waiting {rank} of 3")
+    down, log = run_dir.parent / "down", run_dir / "logs" / "launcher.log"
+    (down / "te2").touch()
+    as_soon_as(lambda: "server te2 not responding" in log.read_text(), (down / "te3").touch)
+    assert supervisor.wait(120) == 1
+    assert (status_of(run_dir).cause.kind, len(read_starts(run_dir))) == ("node_lost", 1)
 
 
 def test_a_run_that_does_not_get_on_ends_and_says_that_it_does_not_go_on(start_on_nodes):

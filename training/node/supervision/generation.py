@@ -36,7 +36,7 @@ from training.node.supervision.nodes import (
 from training.node.supervision.regroup import CannotGoOn
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
-from training.run.causes import Cause, meaning_of
+from training.run.causes import Cause, CauseKind, meaning_of
 from training.run.events import EVENTS, OffPlan, Told, row_of
 from training.run.folder import STOP
 from training.run.launch import LONGEST_STOP_S, STOP_GRACE_S, Host, Launch, sweep_command
@@ -48,13 +48,17 @@ SETTLE_SECONDARY_S = PING_MISSES * (PING_EVERY_S + PING_TIMEOUT_S) + 6
 """The same after what is usually a consequence: until a node that is gone has been missed, which ssh notices after 15
 to 20 seconds and the pings later still."""
 XID_S = 15.0
+AROUND_A_LOSS: frozenset[CauseKind] = frozenset({"node_lost", "peer_lost", "not_launched", "killed"})
+"""What comes of a machine that goes sooner than it was to."""
 
 
 class Generation:
     """From the first look at the nodes to the last rank's end."""
 
-    def __init__(self, launch: Launch, status: RunStatus, notices: Path = reclaim.FOLDER) -> None:
-        """`notices`: the folder where nodes leave the cloud's notices."""
+    def __init__(self, launch: Launch, status: RunStatus, notices: Path = reclaim.FOLDER, number: int = 1) -> None:
+        """`notices`: the folder where nodes leave the cloud's notices; `number`: from 1, of the run's."""
+        self._number, self._over = number, threading.Event()
+        self.ran = self.asked_by_user = False
         self.launch, self.status, self.run_dir = launch, status, Path(launch.run_dir)
         self.launcher: Launcher | None = None
         self.seen = Observation(launch)
@@ -67,9 +71,10 @@ class Generation:
         self.leave_by = math.inf
         """By the monotonic clock: when the ranks must have left because a node goes."""
 
-    def request_stop(self) -> None:
+    def request_stop(self, *, by_user: bool = False) -> None:
         """The ranks see the `stop` file, save and leave; the grace period starts. A queue would be no place for it: a
         signal may come while its lock is held."""
+        self.asked_by_user |= by_user
         self.stop_requested_at = self.stop_requested_at or time.monotonic()
 
     def run(self, early: EarlyStart | None = None) -> tuple[Verdict, int | None]:
@@ -93,13 +98,15 @@ class Generation:
         return Verdict("stopped", f"{reclaim.words(self.reclaims.notices)}; the ranks were not started", cause), None
 
     def _supervise(self, launcher: Launcher) -> tuple[Verdict, int | None]:
-        # on a machine of many uses two runs may start at once; a head has its ports to itself
-        skip = os.getpid() if self.launch.here else 0
+        # on a machine of many uses two runs may start at once; a head has its ports to itself, but for ranks of an
+        # earlier generation on a node that was cut off
+        skip = os.getpid() if self.launch.here else self._number - 1
         launcher.start_ranks(self.launch, master_port(self.launch.hosts[0].name, skip))
         for host in () if self.launch.here else self.launch.hosts[1:]:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
-        stopping, code, peer = self.stop_requested_at is not None, launcher.poll(), self.seen.silent_peer
+        self._over.set()
+        stopping, code, peer = self._stop_explains_all(), launcher.poll(), self.seen.silent_peer
         where = hang.where_they_stand(self.launch, peer) if peer and not stopping else ""
         self._take_event(launcher)  # what came meanwhile
         launcher.ended.set()
@@ -113,6 +120,12 @@ class Generation:
             end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
         self._end_all(launcher)
         return replace(end, last_lines=self._last_lines(end)), code
+
+    def _stop_explains_all(self) -> bool:
+        """Whether the ranks end because they were asked to. What goes wrong while they save, because a node goes or
+        comes, would end the next generation too; a user wants no more of them."""
+        others = {symptom.cause.kind for symptom in self.seen.symptoms()} - AROUND_A_LOSS
+        return self.stop_requested_at is not None and (self.asked_by_user or not others)
 
     def _ask_drivers(self) -> None:
         """What the kernel of every node that answers has heard of its GPUs since the run started."""
@@ -132,7 +145,8 @@ class Generation:
         """Thread: notice a node that vanished. ssh's keepalive does too, but only for idle connections."""
         misses = 0
         while misses < PING_MISSES:
-            time.sleep(PING_EVERY_S)
+            if self._over.wait(PING_EVERY_S):
+                return
             misses = misses + 1 if unreachable((host,)) else 0
         self.lost.put(host.name)
 
@@ -174,8 +188,8 @@ class Generation:
         if self.status.state != "running" or self.stop_requested_at:
             return
         try:
-            if self.admission.look():
-                names = ", ".join(host.name for host in self.admission.hosts)
+            if self.admission.look() and self.admission.members:
+                names = ", ".join(host.name for host in self.admission.members.hosts)
                 self.status.change(reason=f"saving, then going on with {names}", cause=Cause("asked"))
                 self.request_stop()
         except CannotGoOn as error:
@@ -205,6 +219,7 @@ class Generation:
             self.stop_heeded = True
             self._ask_to_stop()
         if self.status.state == "starting" and len(self.seen.started) == self.launch.world_size:
+            self.ran = True
             self.status.change(state="running")
 
     def _ask_to_stop(self) -> None:

@@ -25,7 +25,7 @@ from training.run.launchers import launcher_programs
 from training.text.files import Frame
 
 PING_TIMEOUT_S = 3.0
-OF_RSYNC = re.compile("rsync error:|rsync: connection unexpectedly closed")
+OF_RSYNC = re.compile(r"rsync error:|rsync: (connection unexpectedly closed|.*(Broken pipe|Connection reset by peer))")
 """What rsync says behind the words of whatever went wrong on the other side."""
 
 
@@ -156,8 +156,9 @@ def ship_all(launch: Launch, hosts: tuple[Host, ...] = ()) -> None:
     if launch.here:
         return
     for path in Path(launch.run_dir).iterdir():
-        if path.is_file():  # the plan's: they may have the size and, to a second, the time of what they replace
-            os.utime(path)
+        with contextlib.suppress(FileNotFoundError):  # one that takes the place of another just now
+            if path.is_file():  # the plan's: they may have the size and, to a second, the time of what they replace
+                os.utime(path)
     if errors := on_hosts(hosts or launch.hosts, lambda host: _rsync(launch, host, "--modify-window=-1")):
         raise errors[0]
 
@@ -209,7 +210,7 @@ head may have the time and the size of what it replaces."""
 def _rsync(launch: Launch, host: Host, *options: str) -> None:
     """Of the run's folder here what a node has not."""
     if host != launch.hosts[0]:
-        kept = [f"--exclude=/{name}" for name in KEPT_ON_HEAD]
+        kept = [f"--exclude=/{name}" for name in (*KEPT_ON_HEAD, ".*.tmp")]
         folders = [f"{launch.run_dir}/", f"{host.name}:{launch.run_dir}/"]
         by = shlex.join(["ssh", *SSH_OPTIONS])
         output_of(["rsync", "-a", "-e", by, f"--timeout={SILENCE_S}", *options, *kept, *folders], host.name, 600)

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.node.supervision.failure import Verdict
-from training.plan.refit import parse_machines, parse_start_plan, without_seconds
+from training.plan.refit import RunMachines, machines_text, parse_machines, parse_start_plan, without_seconds
 from training.recipe.reading import parse_recipe
 from training.run.causes import CauseKind
-from training.run.folder import LAUNCH, MACHINES, PLAN, RECIPE, recipe_before, write_atomically
+from training.run.folder import LAUNCH, MACHINES, PLAN, PROFILE, RECIPE, recipe_before, write_atomically
 from training.run.launch import Host, Launch, launch_text
 from training.run.launchers import launcher_files
 from training.run.notices import EVERYBODY, newest_step
 from training.text.files import bounded_json
-from training.text.problems import TrainingError
 
 FUTILE = 3
 """So many generations one after the other may end without a newer checkpoint."""
@@ -34,7 +33,7 @@ def remaining(
     by itself. `silent`: nodes that did not answer then, of which some may be `back`; `leaving`: those that the cloud
     takes back. Pure."""
     gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in launch.hosts]
-    if end.cause.kind not in OF_A_NODE or head in gone or EVERYBODY in gone:
+    if end.cause.kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
         return ()
     if len(others) > 1 and {*others} <= {*silent}:  # at once: rather the head's own network
         return ()
@@ -58,11 +57,14 @@ class Attempts:
         return self.futile < FUTILE
 
 
-def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
+def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float, machines: RunMachines | None = None) -> Launch:
     """The launch that goes on with these nodes, which lies in the run's folder with a recipe that fits them. `spent`:
-    what the run has cost until now. Raises CannotGoOn, and OSError where the folder cannot be written."""
+    what the run has cost until now; `machines`: in place of those that were known. Raises CannotGoOn, and OSError where
+    the folder cannot be written."""
     run, step = Path(launch.run_dir), newest_step(Path(launch.run_dir))
-    files = refitted(launch, hosts)
+    files = refitted(launch, hosts, machines)
+    if machines:
+        files[MACHINES] = machines_text(machines)
     prices = [host.price_h for host in hosts]
     launch = replace(
         launch,
@@ -70,22 +72,23 @@ def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
         arguments=launch.arguments if step is None or "--resume" in launch.arguments else ("--resume",),
         price_h=None if launch.price_h is None or None in prices else sum(price or 0.0 for price in prices),
         spent_before=spent,
+        profile="" if any((run / PROFILE).glob("rank-*")) else launch.profile,
     )
     for name, text in {**files, **launcher_files(launch), LAUNCH: launch_text(launch)}.items():
         write_atomically(run / name, text)
     return launch
 
 
-def refitted(launch: Launch, hosts: tuple[Host, ...]) -> dict[str, str]:
+def refitted(launch: Launch, hosts: tuple[Host, ...], machines: RunMachines | None = None) -> dict[str, str]:
     """The files of a run's folder that change with its nodes. Raises CannotGoOn."""
     run, names = Path(launch.run_dir), [host.name for host in hosts]
     try:
         text, plan = (run / RECIPE).read_text(encoding="utf-8"), bounded_json((run / PLAN).read_text(encoding="utf-8"))
-        machines = parse_machines((run / MACHINES).read_text(encoding="utf-8")).of(names)
+        machines = machines or parse_machines((run / MACHINES).read_text(encoding="utf-8"))
         recipe = parse_recipe(text, {}, RECIPE)
-        after = parse_start_plan(plan).refit(recipe, machines)
-    except (OSError, ValueError, TrainingError) as error:
-        raise CannotGoOn(str(error)) from error
+        after = parse_start_plan(plan).refit(recipe, machines.of(names))
+    except Exception as error:  # of files that may be damaged: the supervisor has an end to write
+        raise CannotGoOn(str(error) or type(error).__name__) from error
     if not after.fits:
         raise CannotGoOn(f"it does not fit {', '.join(names)}: {after.reason}")
     if after.recipe == recipe:

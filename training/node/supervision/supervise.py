@@ -20,11 +20,11 @@ from training.cost.pace import cost_so_far
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision import nodes
 from training.node.supervision.early_start import EarlyStart
-from training.node.supervision.failure import Verdict
+from training.node.supervision.failure import ASKED, Verdict
 from training.node.supervision.generation import Generation, disk_cure
 from training.node.supervision.launcher_output import say
 from training.node.supervision.nodes import RESERVE, unreachable
-from training.node.supervision.regroup import Attempts, CannotGoOn, regrouped, remaining
+from training.node.supervision.regroup import OF_A_NODE, Attempts, CannotGoOn, regrouped, remaining
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
@@ -41,20 +41,21 @@ class Supervisor:
     def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER, early: EarlyStart | None = None) -> None:
         """`early`: what was started before all of the launch was known."""
         self.run_dir, self._notices, self._early = run_dir, notices, early
-        self._stop_requested = False
+        self._stop_requested = self._ran = False
+        self._number = 0
         self._attempts = Attempts(reclaim.newest_step(run_dir))
         self._begin(parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8")))
 
     def _begin(self, launch: Launch) -> None:
-        self.launch, self.status = launch, RunStatus(launch)
-        self.generation = Generation(launch, self.status, self._notices)
+        self.launch, self.status, self._number = launch, RunStatus(launch), self._number + 1
+        self.generation = Generation(launch, self.status, self._notices, self._number)
         if self._stop_requested:  # since
-            self.generation.request_stop()
+            self.generation.request_stop(by_user=True)
 
     def request_stop(self, *_: object) -> None:
         """SIGTERM."""
         self._stop_requested = True
-        self.generation.request_stop()
+        self.generation.request_stop(by_user=True)
 
     def main(self) -> int:
         """Returns 0 for a run that finished or was stopped, 1 for a failed one."""
@@ -62,13 +63,16 @@ class Supervisor:
             (self.run_dir / MEMBERS).unlink(missing_ok=True)  # of an earlier start
         while True:
             end, code = self._run()
-            hosts = self._remaining(end)
-            if not hosts:
-                break
             try:
+                if not (hosts := self._remaining(end)):
+                    break
                 self._go_on(end, hosts)
             except (CannotGoOn, OSError) as error:
                 end = replace(end, reason=f"{end.reason}; it does not go on by itself: {error}")
+                break
+            if self._stop_requested:
+                saved = end.cause.saved is True
+                end = Verdict("stopped", ASKED[saved], Cause("asked", saved=saved))
                 break
         self._write_end(end, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
@@ -94,22 +98,25 @@ class Supervisor:
         for name in (STOP, GO):
             (self.run_dir / name).unlink(missing_ok=True)
         (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
-        for folder in (PROGRESS, PROFILE):
+        for folder in (PROGRESS, *([PROFILE] if self._number == 1 else [])):
             shutil.rmtree(self.run_dir / folder, ignore_errors=True)
         self.status.write()
         note_start(self.run_dir, self.launch, self.status.value.started)
 
     def _remaining(self, end: Verdict) -> tuple[Host, ...]:
         """The nodes that the run goes on with; none where it is over."""
-        if self._stop_requested or not (self.run_dir / MACHINES).exists():
+        self._ran |= self.generation.ran
+        never = self._stop_requested or self.launch.here or self.launch.debug_rank is not None
+        if never or not self._ran or not (self.run_dir / MACHINES).exists():
             return ()
-        if end.cause.kind == "asked":
-            return self.generation.admission.hosts
-        suspects = {*self.generation.seen.silent_nodes, end.node}
-        hosts = tuple(host for host in self.launch.hosts if host.name in suspects)
-        silent = {host.name for host in hosts}
+        members = self.generation.admission.members
+        hosts = members.hosts if members else self.launch.hosts
+        if end.cause.kind not in (OF_A_NODE | {"asked"} if members else OF_A_NODE):
+            return ()
+        away = unreachable(hosts[1:])
+        silent = {*self.generation.seen.silent_nodes, *away, *([end.node] if end.node else [])}
         leaving = self.generation.reclaims.known
-        return remaining(self.launch, end, silent, back=silent - unreachable(hosts), leaving=leaving)
+        return remaining(replace(self.launch, hosts=hosts), end, silent, back=silent - away, leaving=leaving)
 
     def _go_on(self, end: Verdict, hosts: tuple[Host, ...]) -> None:
         """Begin the next generation. Raises CannotGoOn."""
@@ -118,12 +125,15 @@ class Supervisor:
             raise CannotGoOn("nothing was saved in the last starts")
         now = self.status.now()
         spent = cost_so_far(self.status.value, now)
-        launch = regrouped(self.launch, hosts, self.launch.spent_before if spent is None else spent)
+        members = self.generation.admission.members
+        machines = members.machines if members else None
+        launch = regrouped(self.launch, hosts, self.launch.spent_before if spent is None else spent, machines)
         with contextlib.suppress(OSError):
             note_end(self.run_dir, now)
         self._begin(launch)
         names = ", ".join(host.name for host in hosts)
-        self.status.change(reason=f"{end.reason}; going on with {names} from step {step or 0}")
+        before = "" if end.cause.kind == "asked" else f"{end.reason}; "
+        self.status.change(reason=f"{before}going on with {names} from step {step or 0}")
         say(self.status.value.reason)
 
     def _write_end(self, end: Verdict, code: int | None) -> None:
