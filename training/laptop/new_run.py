@@ -191,7 +191,8 @@ def leave_by_hand(cluster: Session, launch: Launch, lock: StartLock) -> None:
     lock.refuse_lost()
     folder, now = head.runs / launch.run_id, time.time()
     head.ask(fs.rename, folder / PREPARING, folder / CLAIM)
-    status = Status(launch.run_id, "stopped", f"to be started by hand: {BY_HAND}", started=now, updated=now, ended=now)
+    reason = f"started by hand ({BY_HAND}): nobody watches it"
+    status = Status(launch.run_id, "stopped", reason, started=now, updated=now, ended=now)
     head.ask(fs.write, folder / STATUS, status_text(status))
     print(f"{launch.run_id} lies in {folder} on {', '.join(lines)}; nothing runs yet. Type on each of them its line:")
     print(typed, end="")

@@ -74,7 +74,7 @@ def _ask(yes: bool, question: str) -> None:
         "epochs": "passes over the data; overrides the recipe",
         "set": "KEY=VALUE overrides a recipe key; repeatable",
         "from_adapter": "start from the adapter of this run, with its recipe or that of --model",
-        "resume": "resume this run, or without an id the newest run of the model",
+        "resume": "resume this run, or without an id the newest run of the model; while it goes on: take in new nodes",
         "force": "resume even if recipe, base model or data have changed",
         "here": HERE_HELP,
         "detach": "start the run and return at once",
