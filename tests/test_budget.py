@@ -39,7 +39,7 @@ ROOMS = {
     "training/node/metrics": (583, 7),
     "training/node/prove": (376, 4),
     "training/node/strategies": (914, 11),
-    "training/node/supervision": (1404, 15),
+    "training/node/supervision": (1414, 15),
     "training/plan": (1361, 13),
     "training/recipe": (503, 7),
     "training/run": (1096, 14),

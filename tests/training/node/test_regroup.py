@@ -37,6 +37,9 @@ def left(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
         ("released", [], [EVERYBODY], []),
         ("reclaimed", [], ["te2", EVERYBODY], []),
         ("not_ready", ["te2"], [], ["te1", "te3", "te4"]),
+        ("peer_lost", ["te2"], [], ["te1", "te3", "te4"]),
+        ("peer_lost", [], [], []),
+        ("unheard", ["te2"], [], ["te1", "te3", "te4"]),
         *((kind, ["te2"], [], []) for kind in ("none", "unknown", "diverged", "out_of_gpu_memory", "killed")),
         *((kind, ["te2"], [], []) for kind in ("unusable", "disk_full", "crashed", "hung", "gpu_failed")),
     ],
@@ -50,6 +53,10 @@ def test_a_node_that_answers_again_stays_unless_it_is_not_fit():
     assert left("node_lost", ["te2", "te3"], back=["te3"]) == ["te1", "te3", "te4"]
     assert left("node_lost", ["te2", "te3", "te4"], back=["te2", "te3", "te4"]) == []  # the head was cut off
     assert left("not_ready", ["te2"], back=["te2"]) == []
+
+
+def test_a_node_that_was_to_go_and_is_gone_is_no_cut_of_the_heads_network():
+    assert left("reclaimed", ["te2", "te3"], ["te2"], launch=replace(LAUNCH, hosts=HOSTS[:3])) == ["te1"]
 
 
 def test_of_two_nodes_the_head_goes_on_alone():

@@ -19,7 +19,15 @@ from training.node.supervision import nodes
 from training.node.supervision.admission import Admission
 from training.node.supervision.early_start import EarlyStart
 from training.node.supervision.end_processes import sweep
-from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
+from training.node.supervision.failure import (
+    ASKED,
+    LAST_LINES,
+    SECONDARY,
+    STOPPING,
+    Observation,
+    Verdict,
+    verdict,
+)
 from training.node.supervision.launcher import Launcher, launcher_on_nodes
 from training.node.supervision.launcher_output import HostEnd, say, waiting
 from training.node.supervision.nodes import (
@@ -33,7 +41,7 @@ from training.node.supervision.nodes import (
     ssh,
     unreachable,
 )
-from training.node.supervision.regroup import CannotGoOn
+from training.node.supervision.regroup import OF_A_NODE, CannotGoOn
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
 from training.run.causes import Cause, CauseKind, meaning_of
@@ -59,6 +67,8 @@ class Generation:
         """`notices`: the folder where nodes leave the cloud's notices; `number`: from 1, of the run's."""
         self._number, self._over = number, threading.Event()
         self.ran = self.asked_by_user = False
+        self.silent = set[str]()
+        """The nodes that did not answer when the ranks had ended."""
         self.launch, self.status, self.run_dir = launch, status, Path(launch.run_dir)
         self.launcher: Launcher | None = None
         self.seen = Observation(launch)
@@ -90,10 +100,14 @@ class Generation:
             if not self.reclaims.known:
                 return self._supervise(launcher)
         except NodeError as error:
+            if self.asked_by_user:
+                return Verdict("stopped", ASKED[False], Cause("asked", saved=False)), None
             self.reclaims.look(self.status.now())
             if not self.reclaims.known:
                 reason = f"node {error.node} is not ready: {error}{(cure := disk_cure(error))}"
-                return Verdict("failed", reason, Cause("disk_full" if cure else "not_ready"), node=error.node), 1
+                end = Verdict("failed", reason, Cause("disk_full" if cure else "not_ready"), node=error.node)
+                self._look_around(end)
+                return end, 1
         cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
         return Verdict("stopped", f"{reclaim.words(self.reclaims.notices)}; the ranks were not started", cause), None
 
@@ -118,8 +132,14 @@ class Generation:
         if self.reclaims.known and end.state == "stopped":
             cause = self.reclaims.cause(end.cause.saved is True, reclaim.newest_step(self.run_dir))
             end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
+        self._look_around(end)
         self._end_all(launcher)
         return replace(end, last_lines=self._last_lines(end)), code
+
+    def _look_around(self, end: Verdict) -> None:
+        """After an end that a node may be behind: which do not answer."""
+        if not self.launch.here and end.cause.kind in OF_A_NODE:
+            self.silent = {*self.seen.silent_nodes, *unreachable(self.launch.hosts[1:])}
 
     def _stop_explains_all(self) -> bool:
         """Whether the ranks end because they were asked to. What goes wrong while they save, because a node goes or

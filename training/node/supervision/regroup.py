@@ -18,8 +18,10 @@ from training.text.files import bounded_json
 
 FUTILE = 3
 """So many generations one after the other may end without a newer checkpoint."""
-OF_A_NODE: frozenset[CauseKind] = frozenset({"node_lost", "not_ready", "reclaimed"})
-"""Causes behind which a node is gone; whatever else ended a run would end it again."""
+IF_SILENT: frozenset[CauseKind] = frozenset({"not_ready", "peer_lost", "unheard", "not_launched"})
+"""Causes behind which a node may be gone: then it does not answer."""
+OF_A_NODE: frozenset[CauseKind] = IF_SILENT | {"node_lost", "reclaimed"}
+"""Whatever else ended a run would end it again."""
 
 
 class CannotGoOn(Exception):
@@ -35,9 +37,10 @@ def remaining(
     gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in launch.hosts]
     if end.cause.kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
         return ()
-    if len(others) > 1 and {*others} <= {*silent}:  # at once: rather the head's own network
+    stayed = {*others} - {*leaving}
+    if len(stayed) > 1 and stayed <= {*silent}:  # all at once: rather the head's own network
         return ()
-    if end.cause.kind == "not_ready" and not gone:  # it answers, and is not fit
+    if end.cause.kind in IF_SILENT and not gone:  # it answers, and is not fit
         return ()
     return tuple(host for host in launch.hosts if host.name not in gone)
 

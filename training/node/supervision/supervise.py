@@ -114,8 +114,7 @@ class Supervisor:
         if end.cause.kind not in (OF_A_NODE | {"asked"} if members else OF_A_NODE):
             return ()
         away = unreachable(hosts[1:])
-        silent = {*self.generation.seen.silent_nodes, *away, *([end.node] if end.node else [])}
-        leaving = self.generation.reclaims.known
+        silent, leaving = self.generation.silent | away, self.generation.reclaims.known
         return remaining(replace(self.launch, hosts=hosts), end, silent, back=silent - away, leaving=leaving)
 
     def _go_on(self, end: Verdict, hosts: tuple[Host, ...]) -> None:
