@@ -220,10 +220,7 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
             rental.extend_for_plan(cluster, planned_s(plan.predicted))
-            files = _plan_files(launch, request.recipe, plan, base)
-            if runs.is_training(run_id):  # another ends with the first node that is lost
-                files[MACHINES] = machines_text(RunMachines(nodes, known))
-            new_run.upload(cluster.head, launch, files)
+            _upload_plan(cluster.head, launch, plan, base, RunMachines(nodes, known))
             _remember_commit(request.recipe, base)
             if request.by_hand:
                 new_run.leave_by_hand(cluster, replace(launch, launcher=request.by_hand), lock)
@@ -265,11 +262,13 @@ def _upload_data(head: Head, launch: Launch, request: StartRequest, base: BaseMo
         print(f"begins with {request.earlier.stages[-1].words}, and a new optimizer", flush=True)
 
 
-def _plan_files(launch: Launch, recipe: Recipe, plan: Plan, base: BaseModel) -> dict[str, str]:
-    """The plan, the recipe where the plan changed it, and the launch as the plan wants it."""
-    changed = {RECIPE: plan.recipe.to_toml()} if plan.recipe != recipe else {}
-    text = new_run.plan_text(launch, recipe.model_dir, str(base.record["hash"]), plan.data, plan.predicted)
-    return {**changed, PLAN: text, **new_run.launch_files(launch)}
+def _upload_plan(head: Head, launch: Launch, plan: Plan, base: BaseModel, machines: RunMachines) -> None:
+    """The plan, the recipe and the launch as the plan wants them; of a training what its machines have, by which it
+    goes on without those that are lost."""
+    known = {MACHINES: machines_text(machines)} if runs.is_training(launch.run_id) else {}
+    text = new_run.plan_text(launch, plan.recipe.model_dir, str(base.record["hash"]), plan.data, plan.predicted)
+    files = {RECIPE: plan.recipe.to_toml(), PLAN: text, **known}
+    new_run.upload(head, launch, {**files, **new_run.launch_files(launch)})
 
 
 def _remember_commit(recipe: Recipe, base: BaseModel) -> None:
