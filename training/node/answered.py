@@ -60,8 +60,9 @@ class Answered:
 
 
 def _code() -> list[Path]:
-    files = (path for path in CODE.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return sorted(path.relative_to(CODE) for path in files)
+    """Without what Python keeps of it, which comes and goes while another process imports it."""
+    paths = (path.relative_to(CODE) for path in CODE.rglob("*") if path.is_file())
+    return sorted(path for path in paths if "__pycache__" not in path.parts)
 
 
 def _state(file: Path) -> str:

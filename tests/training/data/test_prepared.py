@@ -624,3 +624,11 @@ def test_two_that_prepare_the_same_data_at_once_both_get_them(house, tokenizer, 
     monkeypatch.setattr(Build, "run", run_and_be_overtaken)
     assert _made(tokenizer, source, cache) == others[0]
     assert list(cache.iterdir()) == others and open_prepared(others[0] / "train").rows
+
+
+def test_what_python_keeps_of_the_code_is_no_part_of_it(tmp_path, monkeypatch):
+    (tmp_path / "node" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "node" / "__pycache__" / "finetune.cpython-311.pyc.140643819593072").touch()
+    (tmp_path / "node" / "finetune.py").touch()
+    monkeypatch.setattr(answered, "CODE", tmp_path)
+    assert list(map(str, answered._code())) == ["node/finetune.py"]
