@@ -28,7 +28,7 @@ ROOMS = {
     "training/cost": (789, 9),
     "training/data": (2514, 27),
     "training/data/look": (192, 4),
-    "training/laptop": (4977, 32),
+    "training/laptop": (4978, 32),
     "training/laptop/adapter": (581, 5),
     "training/laptop/on_head": (358, 4),
     "training/laptop/prove": (329, 4),

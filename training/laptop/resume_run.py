@@ -52,14 +52,15 @@ def resume(
         print(note, flush=True)
     if head.here:
         runs.read_launch(head, run_id)  # of a run that was fetched nothing else is looked at
-    if runs.look(head, run_id).state == "finished" and not longer:
+    seen = runs.look(head, run_id)
+    if seen.state == "finished" and not longer:
         where = f"{run_id}{' --here' if head.here else ''}"
         raise LaunchError(
             f"{run_id} is finished; what it learned: fab fetch --run {where}; "
             f"more of it: fab train --resume {where} --force --steps N"
         )
     as_it_is = not (overrides or force or cluster.profile or cluster.debug_rank is not None)
-    if as_it_is and runs.look(head, run_id).active and admit(cluster, run_id):
+    if as_it_is and seen.active and admit(cluster, run_id):
         return run_id
     with start_lock.locked_start(cluster) as lock:
         lock.start_supervisor(_prepare_resume(cluster, run_id, overrides, force), resumed=True)

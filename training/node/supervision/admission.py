@@ -32,14 +32,14 @@ class Admission:
         self._text = ""
         self._answer: Members | Exception | None = None
 
-    def look(self) -> bool:
-        """Look once; whether the nodes are ready by now. Raises CannotGoOn where they will not be."""
+    def look(self) -> Members | None:
+        """Look once; `members` once they are ready. Raises CannotGoOn where they will not be."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if not self._text and (text := self._file.read_text(encoding="utf-8")):
                 self._text = text
                 threading.Thread(target=self._get_ready, daemon=True).start()
         if self._answer is None:
-            return False
+            return None
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if self._file.read_text(encoding="utf-8") == self._text:  # else more was asked for meanwhile
                 self._file.unlink()
@@ -49,7 +49,7 @@ class Admission:
         if isinstance(answer, Exception):
             raise CannotGoOn(f"{MEMBERS}: {answer}") from answer
         self.members = answer
-        return True
+        return answer
 
     def _get_ready(self) -> None:
         """Thread."""

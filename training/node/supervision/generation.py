@@ -208,8 +208,8 @@ class Generation:
         if self.status.state != "running" or self.stop_requested_at:
             return
         try:
-            if self.admission.look() and self.admission.members:
-                names = ", ".join(host.name for host in self.admission.members.hosts)
+            if members := self.admission.look():
+                names = ", ".join(host.name for host in members.hosts)
                 self.status.change(reason=f"saving, then going on with {names}", cause=Cause("asked"))
                 self.request_stop()
         except CannotGoOn as error:

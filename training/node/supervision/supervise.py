@@ -41,7 +41,7 @@ class Supervisor:
     def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER, early: EarlyStart | None = None) -> None:
         """`early`: what was started before all of the launch was known."""
         self.run_dir, self._notices, self._early = run_dir, notices, early
-        self._stop_requested = self._ran = False
+        self._stop_requested = False
         self._number = 0
         self._attempts = Attempts(reclaim.newest_step(run_dir))
         self._begin(parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8")))
@@ -105,9 +105,9 @@ class Supervisor:
 
     def _remaining(self, end: Verdict) -> tuple[Host, ...]:
         """The nodes that the run goes on with; none where it is over."""
-        self._ran |= self.generation.ran
         never = self._stop_requested or self.launch.here or self.launch.debug_rank is not None
-        if never or not self._ran or not (self.run_dir / MACHINES).exists():
+        has_run = self.generation.ran or self._number > 1
+        if never or not has_run or not (self.run_dir / MACHINES).exists():
             return ()
         members = self.generation.admission.members
         hosts = members.hosts if members else self.launch.hosts
