@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent, indent
 
+import pytest
+
 from tests.support.forks.sitecustomize import ADDRESS
 from tests.support.waiting import until
 from training.laptop.new_run import launch_files
@@ -50,6 +52,13 @@ PROGRAMS = {
         (run / 'checkpoints' / 'step-30').mkdir(parents=True, exist_ok=True)
         (run / 'checkpoints' / 'step-6').mkdir(parents=True, exist_ok=True)
         (run / f'saved-{rank}').touch()
+        sys.exit(3)
+    """,
+    "breaks_with_three": """
+        if os.environ['WORLD_SIZE'] == '3' and rank == 2: raise ValueError('it is not fit')
+        print('waiting', rank, 'of', os.environ['WORLD_SIZE'], *sys.argv[3:], flush=True)
+        wait_until((run / 'stop').exists)
+        (run / 'checkpoints' / 'step-30').mkdir(parents=True, exist_ok=True)
         sys.exit(3)
     """,
     "starts_slowly": """
@@ -212,3 +221,46 @@ def pid_of_rank(run_dir: Path, rank: int) -> int:
 def wait_for_output(run_dir: Path, rank: int, text: str) -> None:
     log = run_dir / "logs" / f"rank-{rank}.log"
     until(lambda: log.exists() and text in log.read_text())
+
+
+FAKE_SSH = """#!/bin/sh
+# stands in for ssh: runs the command here, on whatever node it was meant for
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -G) [ -e "$SPOTUNE_TEST_DOWN/$2" ] && exit 255; echo "port 1"; exit 0 ;;
+    -o|-l|-p|-i) shift 2 ;;
+    -*) shift ;;
+    *) break ;;
+  esac
+done
+host=$1; shift
+down=$SPOTUNE_TEST_DOWN/$host
+[ -e "$down" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
+command="$*"  # a node that is `apart` has processes of its own, and none of the others'
+[ -e "$down.apart" ] && command=$(printf %s "$command" | sed "s#end_processes --run [^ ;)]*#&.$host#")
+exec 3<&0
+setsid sh -c "$command" <&3 &
+while kill -0 $! 2>/dev/null; do
+  if [ -e "$down" ] || rm "$down.cut" 2>/dev/null; then
+    kill -9 -$!; echo "Timeout, server $host not responding." >&2; exit 255
+  fi
+  sleep 0.2
+done
+wait $!
+"""
+
+
+def on_two_nodes(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Path, subprocess.Popen[bytes]]]:
+    """One rank on each of two nodes, with a stand-in for ssh: real fork servers, or DeepSpeed's runner over pdsh."""
+    if shutil.which("pdsh") is None or shutil.which("rsync") is None:
+        pytest.skip("needs pdsh and rsync")
+    tools, down = tmp_path / "tools", tmp_path / "down"
+    tools.mkdir()
+    down.mkdir()
+    (tools / "ssh").write_text(FAKE_SSH)
+    (tools / "ssh").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("SPOTUNE_TEST_DOWN", str(down))
+    hosts = (Host("te1", "127.0.0.1", 1), Host("te2", "127.0.0.1", 1))
+    return lambda program, **more: start(program, here=False, **{"hosts": hosts, "data_disk": "/", **more})

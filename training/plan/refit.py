@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,15 +84,20 @@ class Refit:
     """How a run goes on."""
 
     recipe: Recipe
-    fits: bool
+    missing_gib: float
+    """Of a rank's memory; 0 where it fits, infinity where it cannot run at all."""
     reason: str = ""
     """Why the recipe was decided anew, or that nothing fits; empty where it stays and fits."""
     keys: tuple[str, ...] = ()
     """Those that the plan may decide."""
 
     @property
+    def fits(self) -> bool:
+        return not self.missing_gib
+
+    @property
     def settings(self) -> str:
-        """What they are now, for people."""
+        """What the keys are now, for people."""
         now = flat(self.recipe.model_dump())
         return ", ".join(f"{key} = {now[key]}" for key in self.keys)
 
@@ -137,18 +143,19 @@ def refit(recipe: Recipe, shape: ModelShape, machines: PlannedMachines, work: Wo
     if now.fits:
         left = [key for key in recipe.left_open if key in left]
     lacks = now.refused or f"{size_text(now.missing_gib * 2**30)} of memory are missing a rank"
+    missing_gib = math.inf if now.refused else now.missing_gib
     if not left:
-        return Refit(recipe, now.fits, "" if now.fits else lacks, keys)
+        return Refit(recipe, missing_gib, "" if now.fits else lacks, keys)
     now_is = flat(recipe.model_dump())
     if "strategy" in left:
         left = {*left, *(key for key in OF_A_STRATEGY if not now_is[key])}
     emptied = with_changes(recipe, **{key: value for key, value in OF_A_STRATEGY.items() if key in left})
     choice = choose(shape, emptied, machines, work, left)
     if choice.chosen is None:
-        return Refit(recipe, False, f"{lacks}, and {choice.reason}", keys)
+        return Refit(recipe, missing_gib or math.inf, f"{lacks}, and {choice.reason}", keys)
     values = {key: value for key, value in choice.chosen.values.items() if key in left}
     why = choice.reason if now.fits else f"as it was, {lacks} on {machines.ranks} ranks; {choice.reason}"
-    return Refit(with_changes(emptied, **values), True, why, keys)
+    return Refit(with_changes(emptied, **values), 0.0, why, keys)
 
 
 def layout_keys(recipe: Recipe, shape: ModelShape, ranks: int) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ LAUNCHER_LOG = "logs/launcher.log"
 LAUNCH_MARK = "--- launch"
 """In that log: a line before what each start of the ranks wrote."""
 
-State = Literal["starting", "running", "finished", "failed", "stopped"]
+State = Literal["starting", "running", "waiting", "finished", "failed", "stopped"]
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("run_id", "state", "reason"), str),
     **dict.fromkeys(("started", "updated", "spent_before"), int | float),

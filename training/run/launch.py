@@ -58,6 +58,11 @@ class Host:
     price_h: float | None = None
     """What an hour of it costs."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """What tells it from a machine that has its name after it."""
+        return self.name, self.private_address
+
 
 @dataclass(frozen=True)
 class Launch:

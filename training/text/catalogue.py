@@ -19,6 +19,7 @@ ZH = {
     # states
     "starting": "正在启动",
     "running": "进行中",
+    "waiting": "正在等待节点",
     "finished": "已完成",
     "failed": "失败",
     "stopped": "已停止",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.planned_run import plan_run
 from training.node.supervision.failure import Verdict
-from training.node.supervision.regroup import FUTILE, Attempts, CannotGoOn, regrouped, remaining
+from training.node.supervision.regroup import FUTILE, Attempts, CannotGoOn, Misfit, Remains, regrouped, remaining
 from training.recipe.reading import read_recipe
 from training.run.causes import Cause
 from training.run.launch import Host, Launch, parse_launch
@@ -20,8 +20,11 @@ LAUNCH = Launch("tiny-20260101-000000", "", HOSTS, "training.node.finetune", (),
 
 def left(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
     """Names of the nodes that a run goes on with which ended by this."""
-    end = Verdict("failed", cause=Cause(kind))
-    return [host.name for host in remaining(launch, end, silent, back, leaving)]
+    return [host.name for host in remains(kind, silent, leaving, back, launch).hosts]
+
+
+def remains(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
+    return remaining(launch.hosts, Verdict("failed", cause=Cause(kind)), silent, back, leaving)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,6 @@ def left(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
     [
         ("node_lost", ["te3"], [], ["te1", "te2", "te4"]),
         ("node_lost", ["te2", "te3"], [], ["te1", "te4"]),
-        ("node_lost", ["te2", "te3", "te4"], [], []),  # rather the head's own network
         ("reclaimed", [], ["te2", "te3", "te4"], ["te1"]),
         ("reclaimed", [], ["te2"], ["te1", "te3", "te4"]),
         ("reclaimed", ["te4"], ["te2"], ["te1", "te3"]),
@@ -51,12 +53,14 @@ def test_a_run_goes_on_without_the_nodes_that_are_gone_and_after_no_other_end(ki
 def test_a_node_that_answers_again_stays_unless_it_is_not_fit():
     assert left("node_lost", ["te3"], back=["te3"]) == list(NAMES)
     assert left("node_lost", ["te2", "te3"], back=["te3"]) == ["te1", "te3", "te4"]
-    assert left("node_lost", ["te2", "te3", "te4"], back=["te2", "te3", "te4"]) == []  # the head was cut off
     assert left("not_ready", ["te2"], back=["te2"]) == []
 
 
-def test_a_node_that_was_to_go_and_is_gone_is_no_cut_of_the_heads_network():
-    assert left("reclaimed", ["te2", "te3"], ["te2"], launch=replace(LAUNCH, hosts=HOSTS[:3])) == ["te1"]
+def test_all_others_at_once_may_come_back_to_a_head_that_was_cut_off():
+    assert remains("node_lost", ["te2", "te3", "te4"]) == Remains(HOSTS[:1], cut_off=True)
+    assert remains("node_lost", ["te2", "te3", "te4"], back=["te3"]) == Remains((HOSTS[0], HOSTS[2]), cut_off=True)
+    assert remains("node_lost", ["te2", "te3", "te4"], back=["te2", "te3", "te4"]) == Remains(HOSTS)
+    assert remains("reclaimed", ["te2", "te3"], ["te2"], launch=replace(LAUNCH, hosts=HOSTS[:3])) == Remains(HOSTS[:1])
 
 
 def test_of_two_nodes_the_head_goes_on_alone():
@@ -110,9 +114,17 @@ def test_what_was_left_to_the_plan_is_decided_anew_where_it_does_not_fit_fewer_n
 @pytest.mark.parametrize("damaged", ["plan.json", "machines.json", "recipe.toml"])
 def test_what_does_not_fit_or_cannot_be_read_is_left_as_it_is(run, tmp_path, damaged):
     plan_run(tmp_path, "qwen2.5-14b")
-    with pytest.raises(CannotGoOn):
+    with pytest.raises(Misfit):
         regrouped(run, HOSTS[:1], 0.0)
     (tmp_path / damaged).write_text("{")
     with pytest.raises(CannotGoOn):
         regrouped(run, HOSTS[:3], 0.0)
     assert not (tmp_path / "launch.json").exists()
+
+
+def test_what_fitted_no_better_before_goes_on(run, tmp_path):
+    plan_run(tmp_path, "qwen2.5-14b", strategy="zero0")
+    assert regrouped(run, HOSTS[:3], 0.0).hosts == HOSTS[:3]
+    plan_run(tmp_path, "qwen2.5-14b", strategy="zero3")
+    with pytest.raises(Misfit):
+        regrouped(run, HOSTS[:1], 0.0)

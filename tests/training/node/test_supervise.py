@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,22 +21,15 @@ import pytest
 
 from tests.support.checkpoints import with_checkpoint
 from tests.support.forks.sitecustomize import FORK_SERVER
-from tests.support.planned_run import plan_run
-from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for_output
+from tests.support.supervised import on_two_nodes, pid_of_rank, status_of, supervisors, wait_for_output
 from tests.support.waiting import as_soon_as, until
-from tests.training.laptop.test_reclaim import notice
-from training.cost.memory import GIB
-from training.laptop.on_head import fs
 from training.node.diagnosis.stacks import process_state
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import generation, launcher, run_status, supervise
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
 from training.node.supervision.nodes import NodeError, collect, link_results, master_port, ssh, write_reports
-from training.node.supervision.regroup import FUTILE
 from training.node.supervision.supervise import Supervisor
-from training.plan.facts import Card, Known, NodeHardware
-from training.plan.refit import Members, RunMachines, members_text
 from training.run.causes import Cause
 from training.run.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
 from training.run.folder import LAUNCH_MARK
@@ -195,51 +188,12 @@ def test_children_of_a_rank_do_not_outlive_the_run(start):
     assert processes_of(str(run_dir)) == []
 
 
-FAKE_SSH = """#!/bin/sh
-# stands in for ssh: runs the command here, on whatever node it was meant for
-while [ $# -gt 0 ]; do
-  case "$1" in
-    -G) [ -e "$SPOTUNE_TEST_DOWN/$2" ] && exit 255; echo "port 1"; exit 0 ;;
-    -o|-l|-p|-i) shift 2 ;;
-    -*) shift ;;
-    *) break ;;
-  esac
-done
-host=$1; shift
-down=$SPOTUNE_TEST_DOWN/$host
-[ -e "$down" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
-command="$*"  # a node that is `apart` has processes of its own, and none of the others'
-[ -e "$down.apart" ] && command=$(printf %s "$command" | sed "s#end_processes --run [^ ;)]*#&.$host#")
-exec 3<&0
-setsid sh -c "$command" <&3 &
-while kill -0 $! 2>/dev/null; do
-  if [ -e "$down" ] || rm "$down.cut" 2>/dev/null; then
-    kill -9 -$!; echo "Timeout, server $host not responding." >&2; exit 255
-  fi
-  sleep 0.2
-done
-wait $!
-"""
-
-
 EACH = pytest.mark.parametrize("launcher", ["spotune", "deepspeed", "torchrun"])
 
 
 @pytest.fixture
-def start_on_nodes(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Path, subprocess.Popen[bytes]]]:
-    """One rank on each of two nodes, with a stand-in for ssh: real fork servers, or DeepSpeed's runner over pdsh."""
-    if shutil.which("pdsh") is None or shutil.which("rsync") is None:
-        pytest.skip("needs pdsh and rsync")
-    tools, down = tmp_path / "tools", tmp_path / "down"
-    tools.mkdir()
-    down.mkdir()
-    (tools / "ssh").write_text(FAKE_SSH)
-    (tools / "ssh").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    monkeypatch.setenv("PATH", path)
-    monkeypatch.setenv("SPOTUNE_TEST_DOWN", str(down))
-    hosts = (Host("te1", "127.0.0.1", 1), Host("te2", "127.0.0.1", 1))
-    return lambda program, **more: start(program, here=False, **{"hosts": hosts, "data_disk": "/", **more})
+def start_on_nodes(start, tmp_path, monkeypatch):
+    return on_two_nodes(start, tmp_path, monkeypatch)
 
 
 @EACH
@@ -434,107 +388,6 @@ def test_a_node_whose_connection_ends_is_named(start_on_nodes, launcher):
     status = status_of(run_dir)
     assert (status.state, status.failed_node) == ("failed", "te2")
     assert "was lost" in status.reason
-
-
-@EACH
-def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_so(start_on_nodes, launcher):
-    hosts = tuple(Host(f"te{n}", "127.0.0.1", 1, price_h=2.0) for n in (1, 2, 3))
-    run_dir, supervisor = start_on_nodes("waits", hosts=hosts, launcher=launcher, before=plan_run)
-    for rank in range(3):
-        wait_for_output(run_dir, rank, f"waiting {rank} of 3")
-    (run_dir / "checkpoints" / "step-7").mkdir(parents=True)
-    (run_dir.parent / "down" / "te2").touch()
-    goes_on = "; going on with te1, te3 from step 7"
-    for rank in range(2):
-        wait_for_output(run_dir, rank, f"waiting {rank} of 2 --resume")
-    until(lambda: status_of(run_dir).state == "running", "both ranks have told that they started")
-    status = status_of(run_dir)
-    assert (status.cause.kind, status.price_h, status.spent_before > 0) == ("none", 4.0, True)
-    assert status.reason.endswith(goes_on)
-    supervisor.terminate()
-    assert supervisor.wait(120) == 0
-    assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))
-    first, second = read_starts(run_dir)
-    assert (first.hosts, second.hosts) == (("te1", "te2", "te3"), ("te1", "te3")) and first.ended <= second.at
-    assert processes_of(str(run_dir)) == []
-
-
-def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_nodes):
-    run_dir, supervisor = start_on_nodes("saves_a_checkpoint", before=plan_run)
-    for rank in range(2):
-        wait_for_output(run_dir, rank, f"waiting {rank}")
-    notice(run_dir.parent / "notices", "te2", in_s=270)
-    wait_for_output(run_dir, 0, "waiting 0 of 1 --resume")
-    until(lambda: status_of(run_dir).state == "running")
-    notice(run_dir.parent / "notices", "te1", in_s=270)
-    assert supervisor.wait(120) == 0
-    status = status_of(run_dir)
-    assert (status.state, status.cause.kind, status.cause.saved) == ("stopped", "reclaimed", True)  # the head goes too
-    assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1",)]
-
-
-def members(*names, known=("te1", "te2", "te3")):
-    hosts = tuple(Host(name, "127.0.0.1", 1) for name in names)
-    nodes = tuple(NodeHardware(name, 1, (Card("NVIDIA A10", 24 * GIB),), 30 * GIB) for name in known)
-    return members_text(Members(hosts, RunMachines(nodes, Known(1.7e9))))
-
-
-def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(start_on_nodes, tmp_path):
-    down = Path(os.environ["SPOTUNE_TEST_DOWN"])
-    run_dir, supervisor = start_on_nodes("saves_a_checkpoint", before=plan_run, models=str(tmp_path / "models"))
-    for rank in range(2):
-        wait_for_output(run_dir, rank, f"waiting {rank} of 2")
-    until(lambda: status_of(run_dir).state == "running")
-    for name in ("te3", "te3.apart"):
-        (down / name).touch()
-    unfit = {
-        "[]": "members.json",
-        members("te1", "te2"): "the nodes that there are",
-        members("te2", "te1", "te3"): "another head",
-        members("te1", "te2", "te9"): "what te9 has",
-        members("te1", "te3", "te2"): "te3 is not ready: ssh: connect to host te3",
-    }
-    for text, reason in unfit.items():
-        fs.write(run_dir / "members.json", text)
-        until(lambda reason=reason: reason in status_of(run_dir).reason, reason)
-    assert (status_of(run_dir).state, len(read_starts(run_dir))) == ("running", 1)
-    (down / "te3").unlink()
-    fs.write(run_dir / "members.json", members("te1", "te3", "te2"))
-    for rank in range(3):
-        wait_for_output(run_dir, rank, f"waiting {rank} of 3 --resume")
-    assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1", "te3", "te2")]
-    assert not (run_dir / "members.json").exists()
-    supervisor.terminate()
-    assert supervisor.wait(120) == 0
-    assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))
-
-
-def test_what_goes_wrong_while_a_run_saves_for_a_node_that_goes_ends_it(start_on_nodes):
-    run_dir, supervisor = start_on_nodes("cannot_save", before=plan_run)
-    until(lambda: (run_dir / "status.json").exists() and status_of(run_dir).state == "running")
-    notice(run_dir.parent / "notices", "te2", in_s=270)
-    assert supervisor.wait(120) == 1
-    status = status_of(run_dir)
-    assert (status.state, status.cause.kind, len(read_starts(run_dir))) == ("failed", "disk_full", 1)
-
-
-def test_a_head_that_loses_the_others_one_after_the_other_does_not_go_on_alone(start_on_nodes):
-    hosts = tuple(Host(f"te{n}", "127.0.0.1", 1) for n in (1, 2, 3))
-    run_dir, supervisor = start_on_nodes("waits", hosts=hosts, before=plan_run)
-    for rank in range(3):
-        wait_for_output(run_dir, rank, f"waiting {rank} of 3")
-    down, log = run_dir.parent / "down", run_dir / "logs" / "launcher.log"
-    (down / "te2").touch()
-    as_soon_as(lambda: "server te2 not responding" in log.read_text(), (down / "te3").touch)
-    assert supervisor.wait(120) == 1
-    assert (status_of(run_dir).cause.kind, len(read_starts(run_dir))) == ("node_lost", 1)
-
-
-def test_a_run_that_does_not_get_on_ends_and_says_that_it_does_not_go_on(start_on_nodes):
-    run_dir, supervisor = start_on_nodes("is_cut_off", before=plan_run)
-    assert supervisor.wait(240) == 1
-    status = status_of(run_dir)
-    assert (status.state, status.cause.kind, len(read_starts(run_dir))) == ("failed", "node_lost", FUTILE)
 
 
 def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_on_nodes):

@@ -8,6 +8,7 @@ import queue
 import shlex
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,8 +64,16 @@ AROUND_A_LOSS: frozenset[CauseKind] = frozenset({"node_lost", "peer_lost", "not_
 class Generation:
     """From the first look at the nodes to the last rank's end."""
 
-    def __init__(self, launch: Launch, status: RunStatus, notices: Path = reclaim.FOLDER, number: int = 1) -> None:
-        """`notices`: the folder where nodes leave the cloud's notices; `number`: from 1, of the run's."""
+    def __init__(
+        self,
+        launch: Launch,
+        status: RunStatus,
+        notices: Path = reclaim.FOLDER,
+        number: int = 1,
+        absent: Collection[Host] = (),
+    ) -> None:
+        """`notices`: the folder where nodes leave the cloud's notices; `number`: from 1, of the run's; `absent`: nodes
+        that take part again once they are back."""
         self._number, self._over = number, threading.Event()
         self.ran = self.asked_by_user = False
         self.silent = set[str]()
@@ -76,7 +85,7 @@ class Generation:
         self.stop_requested_at: float | None = None
         self.stop_heeded = False
         self.stall = StallWatch(0 if launch.debug_rank is not None else launch.hang_s)
-        self.admission = Admission(launch)
+        self.admission = Admission(launch, launch.hosts, absent)
         self.reclaims = reclaim.Reclaims(tuple(host.name for host in launch.hosts), status.now(), notices)
         self.leave_by = math.inf
         """By the monotonic clock: when the ranks must have left because a node goes."""

@@ -1,4 +1,4 @@
-"""A run that lost nodes goes on with the others: with which of them, and by which launch."""
+"""A run that lost nodes goes on with others: with which, and by which launch."""
 
 from __future__ import annotations
 
@@ -28,21 +28,33 @@ class CannotGoOn(Exception):
     """A run does not go on by itself; the message says why."""
 
 
+class Misfit(CannotGoOn):
+    """By the plan's estimate it does not fit these nodes."""
+
+
+@dataclass(frozen=True)
+class Remains:
+    """Of a run that ended because of a node."""
+
+    hosts: tuple[Host, ...] = ()
+    """The nodes that it goes on with, in their order; none where it does not go on by itself."""
+    cut_off: bool = False
+    """All others went at once: rather the head's own network, and they may come back."""
+
+
 def remaining(
-    launch: Launch, end: Verdict, silent: Collection[str], back: Collection[str], leaving: Collection[str]
-) -> tuple[Host, ...]:
-    """The nodes that a run goes on with, in their order, after it ended because of a node; none where it does not go on
-    by itself. `silent`: nodes that did not answer then, of which some may be `back`; `leaving`: those that the cloud
-    takes back. Pure."""
-    gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in launch.hosts]
+    hosts: tuple[Host, ...], end: Verdict, silent: Collection[str], back: Collection[str], leaving: Collection[str]
+) -> Remains:
+    """What is left of these nodes. `silent`: those that did not answer when the run ended, of which some may be `back`;
+    `leaving`: those that the cloud takes back. Pure."""
+    gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in hosts]
     if end.cause.kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
-        return ()
-    stayed = {*others} - {*leaving}
-    if len(stayed) > 1 and stayed <= {*silent}:  # all at once: rather the head's own network
-        return ()
+        return Remains()
     if end.cause.kind in IF_SILENT and not gone:  # it answers, and is not fit
-        return ()
-    return tuple(host for host in launch.hosts if host.name not in gone)
+        return Remains()
+    stayed = {*others} - {*leaving}
+    cut_off = len(stayed) > 1 and stayed <= {*silent} and not stayed <= {*back}
+    return Remains(tuple(host for host in hosts if host.name not in gone), cut_off)
 
 
 @dataclass
@@ -68,13 +80,9 @@ def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float, machines: R
     files = refitted(launch, hosts, machines)
     if machines:
         files[MACHINES] = machines_text(machines)
-    prices = [host.price_h for host in hosts]
     launch = replace(
-        launch,
-        hosts=hosts,
+        with_hosts(launch, hosts, spent),
         arguments=launch.arguments if step is None or "--resume" in launch.arguments else ("--resume",),
-        price_h=None if launch.price_h is None or None in prices else sum(price or 0.0 for price in prices),
-        spent_before=spent,
         profile="" if any((run / PROFILE).glob("rank-*")) else launch.profile,
     )
     for name, text in {**files, **launcher_files(launch), LAUNCH: launch_text(launch)}.items():
@@ -82,20 +90,29 @@ def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float, machines: R
     return launch
 
 
+def with_hosts(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
+    """The same on these nodes."""
+    prices = [host.price_h for host in hosts]
+    price_h = None if launch.price_h is None or None in prices else sum(price or 0.0 for price in prices)
+    return replace(launch, hosts=hosts, price_h=price_h, spent_before=spent)
+
+
 def refitted(launch: Launch, hosts: tuple[Host, ...], machines: RunMachines | None = None) -> dict[str, str]:
-    """The files of a run's folder that change with its nodes. Raises CannotGoOn."""
+    """The files of a run's folder that change with its nodes. Raises CannotGoOn; Misfit where it lacks more memory on
+    them than on those of the launch, on which `--anyway` may have started it."""
     run, names = Path(launch.run_dir), [host.name for host in hosts]
     try:
         text, plan = (run / RECIPE).read_text(encoding="utf-8"), bounded_json((run / PLAN).read_text(encoding="utf-8"))
         machines = machines or parse_machines((run / MACHINES).read_text(encoding="utf-8"))
-        recipe = parse_recipe(text, {}, RECIPE)
-        after = parse_start_plan(plan).refit(recipe, machines.of(names))
+        recipe, start = parse_recipe(text, {}, RECIPE), parse_start_plan(plan)
+        after = start.refit(recipe, machines.of(names))
+        before = after if after.fits else start.refit(recipe, machines.of([host.name for host in launch.hosts]))
     except Exception as error:  # of files that may be damaged: the supervisor has an end to write
         raise CannotGoOn(str(error) or type(error).__name__) from error
-    if not after.fits:
-        raise CannotGoOn(f"it does not fit {', '.join(names)}: {after.reason}")
+    if after.missing_gib > before.missing_gib:
+        raise Misfit(f"it does not fit {', '.join(names)}: {after.reason}")
     if after.recipe == recipe:
         return {}
-    before = recipe_before(newest_step(run) or 0)
-    kept = {} if (run / before).exists() else {before: text}
+    earlier = recipe_before(newest_step(run) or 0)
+    kept = {} if (run / earlier).exists() else {earlier: text}
     return {**kept, RECIPE: after.recipe.to_toml(), PLAN: without_seconds(plan)}

@@ -17,15 +17,15 @@ STATUS_EVERY_S = 5.0
 class RunStatus:
     """The status, kept true. A disk that is full is said, and stops nothing."""
 
-    def __init__(self, launch: Launch) -> None:
-        """Of the ranks' start by this launch, which is now."""
+    def __init__(self, launch: Launch, state: State = "starting") -> None:
+        """Of the ranks' start by this launch, or of what keeps it waiting, from now on."""
         self._file = Path(launch.run_dir) / STATUS
         now = time.time()
         self._clock_began = now - time.monotonic()
         self._refreshed_at = time.monotonic()
         self.value = Status(
             launch.run_id,
-            "starting",
+            state,
             started=now,
             updated=now,
             supervisor_pid=os.getpid(),

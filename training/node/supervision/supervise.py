@@ -13,26 +13,45 @@ import contextlib
 import shutil
 import signal
 import sys
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from training.cost.pace import cost_so_far
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision import nodes
+from training.node.supervision.admission import Admission
 from training.node.supervision.early_start import EarlyStart
 from training.node.supervision.failure import ASKED, Verdict
 from training.node.supervision.generation import Generation, disk_cure
 from training.node.supervision.launcher_output import say
 from training.node.supervision.nodes import RESERVE, unreachable
-from training.node.supervision.regroup import OF_A_NODE, Attempts, CannotGoOn, regrouped, remaining
+from training.node.supervision.regroup import (
+    OF_A_NODE,
+    Attempts,
+    CannotGoOn,
+    Misfit,
+    Remains,
+    regrouped,
+    remaining,
+    with_hosts,
+)
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
-from training.run.folder import GO, LAUNCH, MACHINES, MEMBERS, PROFILE, STOP
+from training.run.folder import GO, LAUNCH, MACHINES, MEMBERS, PROFILE, STOP, write_atomically
 from training.run.history import note_end, note_start
-from training.run.launch import Host, Launch, parse_launch
+from training.run.launch import Host, Launch, launch_text, parse_launch
 
 RESERVE_BYTES = 256 * 1024
+WAIT_S = 3600.0
+"""For nodes that a run lacks: a machine that starts again, or one that is rented in place of another."""
+CUT_OFF_S = 180.0
+"""For all others at once, which the head's own network may have cut off; then they are lost."""
+LOOK_S = 0.5
+RETURNS = 3
+"""So many times a node that was lost takes part again by itself."""
 
 
 class Supervisor:
@@ -44,11 +63,18 @@ class Supervisor:
         self._stop_requested = False
         self._number = 0
         self._attempts = Attempts(reclaim.newest_step(run_dir))
-        self._begin(parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8")))
+        self._absent = dict[str, Host]()
+        """The nodes that did not answer, and may be back."""
+        self._losses = Counter[str]()
+        self._begin(parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8")), ())
 
-    def _begin(self, launch: Launch) -> None:
+    def _begin(self, launch: Launch, before: tuple[Host, ...]) -> None:
+        """`before`: the nodes without those that have just come."""
         self.launch, self.status, self._number = launch, RunStatus(launch), self._number + 1
-        self.generation = Generation(launch, self.status, self._notices, self._number)
+        self._before = before
+        for host in launch.hosts:
+            self._absent.pop(host.name, None)
+        self.generation = Generation(launch, self.status, self._notices, self._number, self._may_return())
         if self._stop_requested:  # since
             self.generation.request_stop(by_user=True)
 
@@ -61,24 +87,18 @@ class Supervisor:
         """Returns 0 for a run that finished or was stopped, 1 for a failed one."""
         with contextlib.suppress(OSError):
             (self.run_dir / MEMBERS).unlink(missing_ok=True)  # of an earlier start
-        while True:
+        over = None
+        while over is None:
             end, code = self._run()
             try:
-                if not (hosts := self._remaining(end)):
-                    break
-                self._go_on(end, hosts)
+                over = self._go_on(end)
             except (CannotGoOn, OSError) as error:
-                end = replace(end, reason=f"{end.reason}; it does not go on by itself: {error}")
-                break
-            if self._stop_requested:
-                saved = end.cause.saved is True
-                end = Verdict("stopped", ASKED[saved], Cause("asked", saved=saved))
-                break
-        self._write_end(end, code)
+                over = replace(end, reason=f"{end.reason}; it does not go on by itself: {error}")
+        self._write_end(over, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
             nodes.link_results(self.launch)
             nodes.write_reports(self.launch)
-        return 0 if end.state in {"finished", "stopped"} else 1
+        return 0 if over.state in {"finished", "stopped"} else 1
 
     def _run(self) -> tuple[Verdict, int | None]:
         """One generation; the launcher's exit code where it was started."""
@@ -103,36 +123,101 @@ class Supervisor:
         self.status.write()
         note_start(self.run_dir, self.launch, self.status.value.started)
 
-    def _remaining(self, end: Verdict) -> tuple[Host, ...]:
-        """The nodes that the run goes on with; none where it is over."""
+    def _remaining(self, end: Verdict) -> Remains:
+        """What the run goes on with; no node where it is over."""
         never = self._stop_requested or self.launch.here or self.launch.debug_rank is not None
         has_run = self.generation.ran or self._number > 1
         if never or not has_run or not (self.run_dir / MACHINES).exists():
-            return ()
+            return Remains()
         members = self.generation.admission.members
         hosts = members.hosts if members else self.launch.hosts
-        if end.cause.kind not in (OF_A_NODE | {"asked"} if members else OF_A_NODE):
-            return ()
+        if end.state == "finished" or not (members or self._before or end.cause.kind in OF_A_NODE):
+            return Remains()
         away = unreachable(hosts[1:])
         silent, leaving = self.generation.silent | away, self.generation.reclaims.known
-        return remaining(replace(self.launch, hosts=hosts), end, silent, back=silent - away, leaving=leaving)
+        self._losses.update(away)
+        self._absent.update((host.name, host) for host in hosts if host.name in away - {*leaving})
+        left = remaining(hosts, end, silent, back=silent - away, leaving=leaving)
+        if left.hosts or not self._before or self._got_on:
+            return left
+        return remaining(self._before, replace(end, cause=Cause("node_lost")), away, back=(), leaving=leaving)
 
-    def _go_on(self, end: Verdict, hosts: tuple[Host, ...]) -> None:
-        """Begin the next generation. Raises CannotGoOn."""
+    @property
+    def _got_on(self) -> bool:
+        """Whether the ranks have finished steps."""
+        return self.generation.stall.median_s is not None or reclaim.newest_step(self.run_dir) != self._attempts.step
+
+    def _may_return(self) -> list[Host]:
+        return [host for host in self._absent.values() if self._losses[host.name] < RETURNS]
+
+    def _go_on(self, end: Verdict) -> Verdict | None:
+        """Begin the next generation; how the run ended where there is none. Raises CannotGoOn, OSError."""
+        if not (remains := self._remaining(end)).hosts:
+            return end
         step = reclaim.newest_step(self.run_dir)
         if not self._attempts.take(step):
             raise CannotGoOn("nothing was saved in the last starts")
-        now = self.status.now()
-        spent = cost_so_far(self.status.value, now)
-        members = self.generation.admission.members
-        machines = members.machines if members else None
-        launch = regrouped(self.launch, hosts, self.launch.spent_before if spent is None else spent, machines)
         with contextlib.suppress(OSError):
-            note_end(self.run_dir, now)
-        self._begin(launch)
-        names = ", ".join(host.name for host in hosts)
+            note_end(self.run_dir, self.status.now())
+        launch = self._next_launch(end, remains)
+        if self._stop_requested:
+            saved = end.cause.saved is True
+            return Verdict("stopped", ASKED[saved], Cause("asked", saved=saved))
+        if isinstance(launch, Verdict):
+            return launch
+        there = {host.place for host in self.launch.hosts}
+        stay = tuple(host for host in launch.hosts if host.place in there)
+        self._begin(launch, stay if stay != launch.hosts else ())
+        names = ", ".join(host.name for host in launch.hosts)
         before = "" if end.cause.kind == "asked" else f"{end.reason}; "
         self.status.change(reason=f"{before}going on with {names} from step {step or 0}")
+        say(self.status.value.reason)
+        return None
+
+    def _next_launch(self, end: Verdict, remains: Remains) -> Launch | Verdict:
+        """On the nodes that are left where it fits them, else on more once there are more. How the run ended where none
+        come."""
+        members = self.generation.admission.members
+        found = self._wait(end, remains, "the head reaches no other node", CUT_OFF_S) if remains.cut_off else None
+        try:
+            return found or regrouped(self.launch, remains.hosts, self._spent(), members.machines if members else None)
+        except Misfit as error:
+            why = str(error)
+        minutes = f"{WAIT_S / 60:.0f} min"
+        ended = replace(end, reason=f"{end.reason}; it waited {minutes} for more nodes: {why}")
+        return self._wait(end, remains, why, WAIT_S) or ended
+
+    def _spent(self) -> float:
+        """What the run has cost until now."""
+        spent = cost_so_far(self.status.value, self.status.now())
+        return self.launch.spent_before if spent is None else spent
+
+    def _wait(self, end: Verdict, remains: Remains, why: str, seconds: float) -> Launch | Verdict | None:
+        """Until nodes are there on which the run can go on: the next launch; how the run ended where its head goes;
+        None where none came so soon, or it is to stop."""
+        left = with_hosts(self.launch, remains.hosts, self._spent())
+        write_atomically(self.run_dir / LAUNCH, launch_text(left))
+        self.status = RunStatus(left, "waiting")
+        self._tell_waiting(end, why)
+        admission = Admission(self.launch, remains.hosts, self._may_return())
+        reclaims = reclaim.Reclaims((left.hosts[0].name,), self.status.now(), self._notices)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._stop_requested:
+            if reclaims.look(self.status.now()):
+                step = reclaim.newest_step(self.run_dir)
+                cause = reclaims.cause(step is not None, step)
+                return Verdict("stopped", reclaims.ending(cause), cause)
+            try:
+                if members := admission.look():
+                    return regrouped(self.launch, members.hosts, self._spent(), members.machines)
+            except CannotGoOn as error:
+                self._tell_waiting(end, f"{why}; {error}")
+            self.status.keep_fresh()
+            time.sleep(LOOK_S)
+        return None
+
+    def _tell_waiting(self, end: Verdict, why: str) -> None:
+        self.status.change(reason=f"{end.reason}; waiting for more nodes: {why}")
         say(self.status.value.reason)
 
     def _write_end(self, end: Verdict, code: int | None) -> None:
