@@ -30,7 +30,7 @@ from training.plan.data_checks import for_rows, short_warmup, shortened
 from training.plan.facts import Facts, read_facts
 from training.plan.fits import Severity
 from training.plan.predict import Plan, make_plan
-from training.plan.refit import RunMachines, machines_text
+from training.plan.refit import RunMachines, fewest_nodes, machines_text, parse_start_plan
 from training.recipe.reading import parse_recipe
 from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
@@ -215,7 +215,8 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
         report = _prepare_data(cluster.head, launch, request.data)
         known = preparing.measured_speeds(cluster, launch, nodes)
         plan = _plan(request, read_facts(report, nodes, known))
-        _show_decision(plan, request.dry)
+        loss = "" if request.by_hand else _at_a_loss(plan, RunMachines(nodes, known))
+        _show_decision(plan, loss, request.dry)
         if not request.dry:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
@@ -296,7 +297,7 @@ def _plan(request: StartRequest, facts: Facts) -> Plan:
     return make_plan(recipe, facts, request.anyway, request.named)
 
 
-def _show_decision(plan: Plan, dry: bool) -> None:
+def _show_decision(plan: Plan, loss: str, dry: bool) -> None:
     """What the plan chose and found. Raises PlanError where the run must not start."""
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
@@ -304,9 +305,22 @@ def _show_decision(plan: Plan, dry: bool) -> None:
     show_plan(plan, every_check=dry)
     if plan.errors:
         raise PlanError("\n".join(plan.errors))
+    if loss:
+        print(loss, flush=True)
     if dry:
         warnings = sum(check.severity == "warning" for check in plan.checks)
         print(f"it can start, with {many(warnings, 'warning')}: the same command without --dry starts it")
+
+
+def _at_a_loss(plan: Plan, machines: RunMachines) -> str:
+    """What the run will do by itself without one of its nodes; empty where there is but one."""
+    if len(machines.nodes) == 1:
+        return ""
+    start = parse_start_plan({"predicted": plan.predicted, "data": plan.data})
+    least, count = fewest_nodes(start, plan.recipe, machines), len(machines.nodes)
+    if least == count:
+        return "a node lost or taken back: the run is saved and waits for another, as it does not fit fewer"
+    return f"a node lost or taken back: the run goes on by itself, down to {least} of {count} nodes"
 
 
 ALWAYS_SHOWN = ("records", "time")

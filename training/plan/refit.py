@@ -118,6 +118,15 @@ class StartPlan:
         return refit(recipe, self.shape, machines, self.work, tuple(key for key in keys if key not in named))
 
 
+def fewest_nodes(plan: StartPlan, recipe: Recipe, machines: RunMachines) -> int:
+    """Of so many of a run's nodes, the first ones, each is needed: it goes on with no fewer."""
+    names = [node.name for node in machines.nodes]
+    lacks_gib = plan.refit(recipe, machines.of(names)).missing_gib
+    while len(names) > 1 and plan.refit(recipe, machines.of(names[:-1])).missing_gib <= lacks_gib:
+        names.pop()
+    return len(names)
+
+
 def parse_start_plan(plan: Mapping[str, Any]) -> StartPlan:
     """From the content of plan.json. Raises ValueError where it is damaged."""
     try:

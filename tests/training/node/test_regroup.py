@@ -8,6 +8,7 @@ import pytest
 from tests.support.planned_run import plan_run
 from training.node.supervision.failure import Verdict
 from training.node.supervision.regroup import FUTILE, Attempts, CannotGoOn, Misfit, Remains, regrouped, remaining
+from training.plan.refit import fewest_nodes, parse_machines, parse_start_plan
 from training.recipe.reading import read_recipe
 from training.run.causes import Cause
 from training.run.launch import Host, Launch, parse_launch
@@ -24,7 +25,8 @@ def left(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
 
 
 def remains(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
-    return remaining(launch.hosts, Verdict("failed", cause=Cause(kind)), silent, back, leaving)
+    end = Verdict("failed", cause=Cause(kind))
+    return remaining(launch.hosts, end, silent=silent, back=back, leaving=leaving)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +42,11 @@ def remains(kind, silent=(), leaving=(), back=(), launch=LAUNCH):
         ("reclaimed", [], ["te2", EVERYBODY], []),
         ("not_ready", ["te2"], [], ["te1", "te3", "te4"]),
         ("peer_lost", ["te2"], [], ["te1", "te3", "te4"]),
-        ("peer_lost", [], [], []),
+        ("peer_lost", [], [], list(NAMES)),
+        *((kind, ["te2"], [], ["te1", "te3", "te4"]) for kind in ("hung", "gpu_failed")),
         ("unheard", ["te2"], [], ["te1", "te3", "te4"]),
         *((kind, ["te2"], [], []) for kind in ("none", "unknown", "diverged", "out_of_gpu_memory", "killed")),
-        *((kind, ["te2"], [], []) for kind in ("unusable", "disk_full", "crashed", "hung", "gpu_failed")),
+        *((kind, ["te2"], [], []) for kind in ("unusable", "disk_full", "crashed")),
     ],
 )
 def test_a_run_goes_on_without_the_nodes_that_are_gone_and_after_no_other_end(kind, silent, leaving, goes_on_with):
@@ -54,6 +57,20 @@ def test_a_node_that_answers_again_stays_unless_it_is_not_fit():
     assert left("node_lost", ["te3"], back=["te3"]) == list(NAMES)
     assert left("node_lost", ["te2", "te3"], back=["te3"]) == ["te1", "te3", "te4"]
     assert left("not_ready", ["te2"], back=["te2"]) == []
+
+
+def test_a_node_that_answers_is_left_out_once_it_is_named_twice_or_its_card_is_broken():
+    hung, broken = Verdict("failed", "", Cause("hung"), node="te3"), Cause("gpu_failed", xid=79)
+    for end, suspected, names in (
+        (hung, False, NAMES),
+        (hung, True, ("te1", "te2", "te4")),
+        (replace(hung, cause=broken), False, ("te1", "te2", "te4")),
+        (replace(hung, node=None), False, NAMES),
+        (replace(hung, node=None), True, ()),
+        (replace(hung, node="te1"), True, ()),
+    ):
+        left = remaining(HOSTS, end, silent=(), back=(), leaving=(), suspected=suspected)
+        assert tuple(host.name for host in left.hosts) == names, (end, suspected)
 
 
 def test_all_others_at_once_may_come_back_to_a_head_that_was_cut_off():
@@ -120,6 +137,22 @@ def test_what_does_not_fit_or_cannot_be_read_is_left_as_it_is(run, tmp_path, dam
     with pytest.raises(CannotGoOn):
         regrouped(run, HOSTS[:3], 0.0)
     assert not (tmp_path / "launch.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "least"),
+    [
+        ("qwen2.5-7b", {}, 1),
+        ("qwen2.5-14b", {}, 2),
+        ("qwen2.5-14b", {"strategy": "zero0"}, 1),  # which lacks as much on four
+        ("qwen2.5-32b", {"strategy": "zero3"}, 4),
+    ],
+)
+def test_of_how_many_nodes_a_run_needs_each_is_known_at_its_start(tmp_path, model, settings, least):
+    plan_run(tmp_path, model, **settings)
+    plan, machines = ((tmp_path / name).read_text() for name in ("plan.json", "machines.json"))
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert fewest_nodes(parse_start_plan(json.loads(plan)), recipe, parse_machines(machines)) == least
 
 
 def test_what_fitted_no_better_before_goes_on(run, tmp_path):

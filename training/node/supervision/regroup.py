@@ -18,9 +18,11 @@ from training.text.files import bounded_json
 
 FUTILE = 3
 """So many generations one after the other may end without a newer checkpoint."""
-IF_SILENT: frozenset[CauseKind] = frozenset({"not_ready", "peer_lost", "unheard", "not_launched"})
+IF_SILENT: frozenset[CauseKind] = frozenset({"not_ready", "not_launched"})
 """Causes behind which a node may be gone: then it does not answer."""
-OF_A_NODE: frozenset[CauseKind] = IF_SILENT | {"node_lost", "reclaimed"}
+SUSPECT: frozenset[CauseKind] = frozenset({"hung", "peer_lost", "unheard", "gpu_failed"})
+"""The same, or something of a node that answers is broken."""
+OF_A_NODE: frozenset[CauseKind] = IF_SILENT | SUSPECT | {"node_lost", "reclaimed"}
 """Whatever else ended a run would end it again."""
 
 
@@ -43,14 +45,24 @@ class Remains:
 
 
 def remaining(
-    hosts: tuple[Host, ...], end: Verdict, silent: Collection[str], back: Collection[str], leaving: Collection[str]
+    hosts: tuple[Host, ...],
+    end: Verdict,
+    *,
+    silent: Collection[str],
+    back: Collection[str],
+    leaving: Collection[str],
+    suspected: bool = False,
 ) -> Remains:
     """What is left of these nodes. `silent`: those that did not answer when the run ended, of which some may be `back`;
-    `leaving`: those that the cloud takes back. Pure."""
+    `leaving`: those that the cloud takes back; `suspected`: the node that the end names was named by one before. Pure.
+    """
     gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in hosts]
-    if end.cause.kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
+    kind, node = end.cause.kind, end.node or head
+    if kind in SUSPECT and not gone and (suspected or end.cause.xid is not None):
+        gone = {node}
+    if kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
         return Remains()
-    if end.cause.kind in IF_SILENT and not gone:  # it answers, and is not fit
+    if kind in IF_SILENT and not gone:  # it answers, and is not fit
         return Remains()
     stayed = {*others} - {*leaving}
     cut_off = len(stayed) > 1 and stayed <= {*silent} and not stayed <= {*back}

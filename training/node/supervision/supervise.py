@@ -29,6 +29,7 @@ from training.node.supervision.launcher_output import say
 from training.node.supervision.nodes import RESERVE, unreachable
 from training.node.supervision.regroup import (
     OF_A_NODE,
+    SUSPECT,
     Attempts,
     CannotGoOn,
     Misfit,
@@ -66,6 +67,8 @@ class Supervisor:
         self._absent = dict[str, Host]()
         """The nodes that did not answer, and may be back."""
         self._losses = Counter[str]()
+        self._suspects = Counter[str | None]()
+        """How often an end named a node that answers."""
         self._begin(parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8")), ())
 
     def _begin(self, launch: Launch, before: tuple[Host, ...]) -> None:
@@ -137,10 +140,14 @@ class Supervisor:
         silent, leaving = self.generation.silent | away, self.generation.reclaims.known
         self._losses.update(away)
         self._absent.update((host.name, host) for host in hosts if host.name in away - {*leaving})
-        left = remaining(hosts, end, silent, back=silent - away, leaving=leaving)
+        suspected = self._suspects[end.node] > 0
+        if end.cause.kind in SUSPECT:
+            self._suspects[end.node] += 1
+        left = remaining(hosts, end, silent=silent, back=silent - away, leaving=leaving, suspected=suspected)
         if left.hosts or not self._before or self._got_on:
             return left
-        return remaining(self._before, replace(end, cause=Cause("node_lost")), away, back=(), leaving=leaving)
+        lost = replace(end, cause=Cause("node_lost"))
+        return remaining(self._before, lost, silent=away, back=(), leaving=leaving)
 
     @property
     def _got_on(self) -> bool:
