@@ -311,7 +311,8 @@ def test_a_rank_that_stands_still_is_named_and_its_stack_comes_home_and_the_run_
     until(lambda: "going on with" in disturbed.status()["reason"], "the others no longer hear it, and leave", 180)
     rank, reason = disturbed.rank_on("te3"), disturbed.status()["reason"]
     assert f"rank {rank} on te3 is stopped by a signal" in reason and sorted(disturbed.hosts()) == NAMES
-    disturbed.hold_beyond(before + 1)
+    disturbed.wait_until_stepping()
+    disturbed.hold_beyond(before)
     disturbed.stop()
     assert disturbed.checkpoints()[-1] < STEPS
     assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}

@@ -238,6 +238,7 @@ down=$SPOTUNE_TEST_DOWN/$host
 [ -e "$down" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
 command="$*"  # a node that is `apart` has processes of its own, and none of the others'
 [ -e "$down.apart" ] && command=$(printf %s "$command" | sed "s#end_processes --run [^ ;)]*#&.$host#")
+[ -e "$down.unfit" ] && case $command in *end_processes*) echo "it has no disk" >&2; exit 1 ;; esac
 exec 3<&0
 setsid sh -c "$command" <&3 &
 while kill -0 $! 2>/dev/null; do

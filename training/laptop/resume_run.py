@@ -60,20 +60,21 @@ def resume(
             f"more of it: fab train --resume {where} --force --steps N"
         )
     as_it_is = not (overrides or force or cluster.profile or cluster.debug_rank is not None)
-    if as_it_is and seen.active and admit(cluster, run_id):
+    if as_it_is and seen.active and admit(cluster, run_id, waits=seen.state == "waiting"):
         return run_id
     with start_lock.locked_start(cluster) as lock:
         lock.start_supervisor(_prepare_resume(cluster, run_id, overrides, force), resumed=True)
     return run_id
 
 
-def admit(cluster: Session, run_id: str) -> bool:
-    """Let a run that is going on save, and go on with the nodes that there are now; False where it has them already, or
-    others besides, or cannot take in any."""
+def admit(cluster: Session, run_id: str, *, waits: bool) -> bool:
+    """Let a run that is going on save, or one that waits, go on with the nodes that there are now; False where it has
+    them already, or others besides while it goes on, or cannot take in any."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
     launch = cluster.launch_of(run_id, old.module)
     there, now = ({host.private_address for host in each.hosts} for each in (old, launch))
-    if not there < now or not head.ask(fs.exists, f"{launch.run_dir}/{MACHINES}"):
+    takes = there != now if waits else there < now
+    if not takes or not head.ask(fs.exists, f"{launch.run_dir}/{MACHINES}"):
         return False
     start_lock.refuse_leaving(cluster)
     launch, nodes = open_cluster.with_slowest_first(launch, open_cluster.hardware_of_nodes(head, launch))

@@ -215,7 +215,7 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
         report = _prepare_data(cluster.head, launch, request.data)
         known = preparing.measured_speeds(cluster, launch, nodes)
         plan = _plan(request, read_facts(report, nodes, known))
-        loss = "" if request.by_hand else _at_a_loss(plan, RunMachines(nodes, known))
+        loss = "" if request.by_hand or launch.debug_rank is not None else _at_a_loss(plan, RunMachines(nodes, known))
         _show_decision(plan, loss, request.dry)
         if not request.dry:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
@@ -318,9 +318,10 @@ def _at_a_loss(plan: Plan, machines: RunMachines) -> str:
         return ""
     start = parse_start_plan({"predicted": plan.predicted, "data": plan.data})
     least, count = fewest_nodes(start, plan.recipe, machines), len(machines.nodes)
+    who = f"a node but {machines.nodes[0].name} is lost or taken back: the run"
     if least == count:
-        return "a node lost or taken back: the run is saved and waits for another, as it does not fit fewer"
-    return f"a node lost or taken back: the run goes on by itself, down to {least} of {count} nodes"
+        return f"{who} waits for another, as it does not fit fewer"
+    return f"{who} goes on by itself, down to {least} of {count} nodes"
 
 
 ALWAYS_SHOWN = ("records", "time")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -37,6 +37,11 @@ class RunMachines:
         if unknown := [name for name in names if name not in by_name]:
             raise ValueError(f"what {', '.join(unknown)} has is not known")
         return planned_on([by_name[name] for name in names], self.known)
+
+    def after(self, earlier: RunMachines) -> RunMachines:
+        """These, and those of earlier nodes that are not among them."""
+        names = {node.name for node in self.nodes}
+        return replace(self, nodes=(*self.nodes, *(node for node in earlier.nodes if node.name not in names)))
 
 
 def planned_on(nodes: Sequence[NodeHardware], known: Known) -> PlannedMachines:

@@ -45,6 +45,10 @@ class LaunchError(TrainingError, RuntimeError):
     exit_code = UNUSABLE
 
 
+Place = tuple[str, str]
+"""A name and a private address."""
+
+
 @dataclass(frozen=True)
 class Host:
     """One node as the launcher sees it; the first one is the head."""
@@ -59,7 +63,7 @@ class Host:
     """What an hour of it costs."""
 
     @property
-    def place(self) -> tuple[str, str]:
+    def place(self) -> Place:
         """What tells it from a machine that has its name after it."""
         return self.name, self.private_address
 

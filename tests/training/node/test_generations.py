@@ -157,10 +157,16 @@ def test_a_head_that_loses_all_others_waits_for_them(start_on_nodes):
     until(lambda: status_of(run_dir).state == "waiting")
     status = status_of(run_dir)
     assert (status.price_h, status.spent_before > 0, status.over) == (2.0, True, False)
+    for name in ("te2.unfit", "te2.apart"):
+        (down / name).touch()
     for name in ("te2", "te3"):
         (down / name).unlink()
+    wait_for_output(run_dir, 1, "waiting 1 of 2 --resume")
+    until(lambda: status_of(run_dir).state == "running")
+    (down / "te2.unfit").unlink()
     wait_for_output(run_dir, 2, "waiting 2 of 3 --resume")
     until(lambda: status_of(run_dir).state == "running")
+    assert [start.hosts[1:] for start in read_starts(run_dir)] == [("te2", "te3"), ("te3",), ("te3", "te2")]
     assert status_of(run_dir).price_h == 6.0
     supervisor.terminate()
     assert supervisor.wait(120) == 0
@@ -189,6 +195,24 @@ def test_a_run_that_fits_no_fewer_nodes_waits_for_others(start_on_nodes, tmp_pat
     status = status_of(run_dir)
     assert (status.state, status.cause.kind) == ("stopped", "asked" if end == "stop" else "reclaimed")
     assert status.cause.saved
+    starts, last = read_starts(run_dir), parse_launch((run_dir / "launch.json").read_text()).hosts
+    assert starts[-1].hosts == tuple(host.name for host in last) and len(last) == 2
+    assert starts[-1].ended < status.ended
+
+
+def test_a_node_that_is_not_fit_twice_is_left_out(start_on_nodes):
+    run_dir, supervisor = start_on_nodes("waits", hosts=THREE, before=plan_run)
+    down = run_dir.parent / "down"
+    for rank in range(3):
+        wait_for_output(run_dir, rank, f"waiting {rank} of 3")
+    (run_dir / "checkpoints" / "step-7").mkdir(parents=True)
+    (down / "te2.unfit").touch()
+    (down / "te3").touch()
+    wait_for_output(run_dir, 0, "waiting 0 of 1 --resume")
+    together = ("te1", "te2")
+    assert [start.hosts for start in read_starts(run_dir)] == [(*together, "te3"), together, together, ("te1",)]
+    supervisor.terminate()
+    assert supervisor.wait(120) == 0
 
 
 def test_a_run_that_does_not_get_on_ends_and_says_that_it_does_not_go_on(start_on_nodes):

@@ -53,31 +53,35 @@ def test_a_run_goes_on_without_the_nodes_that_are_gone_and_after_no_other_end(ki
     assert left(kind, silent, leaving) == goes_on_with
 
 
-def test_a_node_that_answers_again_stays_unless_it_is_not_fit():
+def test_a_node_that_answers_again_stays():
     assert left("node_lost", ["te3"], back=["te3"]) == list(NAMES)
     assert left("node_lost", ["te2", "te3"], back=["te3"]) == ["te1", "te3", "te4"]
-    assert left("not_ready", ["te2"], back=["te2"]) == []
+    assert remains("not_ready", ["te2"], back=["te2"]) == Remains(HOSTS, steady=(HOSTS[0], *HOSTS[2:]))
 
 
 def test_a_node_that_answers_is_left_out_once_it_is_named_twice_or_its_card_is_broken():
     hung, broken = Verdict("failed", "", Cause("hung"), node="te3"), Cause("gpu_failed", xid=79)
     for end, suspected, names in (
-        (hung, False, NAMES),
-        (hung, True, ("te1", "te2", "te4")),
-        (replace(hung, cause=broken), False, ("te1", "te2", "te4")),
-        (replace(hung, node=None), False, NAMES),
-        (replace(hung, node=None), True, ()),
-        (replace(hung, node="te1"), True, ()),
+        (hung, [], NAMES),
+        (hung, ["te2"], NAMES),
+        (hung, ["te3"], ("te1", "te2", "te4")),
+        (replace(hung, cause=broken), [], ("te1", "te2", "te4")),
+        (replace(hung, cause=broken, node="te1"), [], ()),
+        (replace(hung, node="te1"), ["te1"], NAMES),
+        (replace(hung, node=None), [""], NAMES),
+        (replace(hung, cause=Cause("peer_lost")), ["te3"], NAMES),  # it told that it heard no other
+        (replace(hung, cause=Cause("peer_lost", peer=2)), ["te3"], ("te1", "te2", "te4")),
     ):
         left = remaining(HOSTS, end, silent=(), back=(), leaving=(), suspected=suspected)
         assert tuple(host.name for host in left.hosts) == names, (end, suspected)
 
 
 def test_all_others_at_once_may_come_back_to_a_head_that_was_cut_off():
-    assert remains("node_lost", ["te2", "te3", "te4"]) == Remains(HOSTS[:1], cut_off=True)
-    assert remains("node_lost", ["te2", "te3", "te4"], back=["te3"]) == Remains((HOSTS[0], HOSTS[2]), cut_off=True)
-    assert remains("node_lost", ["te2", "te3", "te4"], back=["te2", "te3", "te4"]) == Remains(HOSTS)
-    assert remains("reclaimed", ["te2", "te3"], ["te2"], launch=replace(LAUNCH, hosts=HOSTS[:3])) == Remains(HOSTS[:1])
+    assert remains("node_lost", ["te2", "te3", "te4"]) == Remains(HOSTS[:1], True, HOSTS[:1])
+    some = remains("node_lost", ["te2", "te3", "te4"], back=["te3"])
+    assert some == Remains((HOSTS[0], HOSTS[2]), True, HOSTS[:1])
+    assert not remains("node_lost", ["te2", "te3", "te4"], back=["te2", "te3", "te4"]).cut_off
+    assert not remains("reclaimed", ["te2", "te3"], ["te2"], launch=replace(LAUNCH, hosts=HOSTS[:3])).cut_off
 
 
 def test_of_two_nodes_the_head_goes_on_alone():

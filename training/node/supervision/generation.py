@@ -8,7 +8,7 @@ import queue
 import shlex
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,10 +70,10 @@ class Generation:
         status: RunStatus,
         notices: Path = reclaim.FOLDER,
         number: int = 1,
-        absent: Collection[Host] = (),
+        absent: Mapping[Host, float] | None = None,
     ) -> None:
         """`notices`: the folder where nodes leave the cloud's notices; `number`: from 1, of the run's; `absent`: nodes
-        that take part again once they are back."""
+        that take part again once they have answered for so many seconds."""
         self._number, self._over = number, threading.Event()
         self.ran = self.asked_by_user = False
         self.silent = set[str]()
@@ -85,7 +85,7 @@ class Generation:
         self.stop_requested_at: float | None = None
         self.stop_heeded = False
         self.stall = StallWatch(0 if launch.debug_rank is not None else launch.hang_s)
-        self.admission = Admission(launch, launch.hosts, absent)
+        self.admission = Admission(launch, launch.hosts, absent or {}, notices)
         self.reclaims = reclaim.Reclaims(tuple(host.name for host in launch.hosts), status.now(), notices)
         self.leave_by = math.inf
         """By the monotonic clock: when the ranks must have left because a node goes."""
@@ -129,6 +129,7 @@ class Generation:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
         self._over.set()
+        self.admission.close()
         stopping, code, peer = self._stop_explains_all(), launcher.poll(), self.seen.silent_peer
         where = hang.where_they_stand(self.launch, peer) if peer and not stopping else ""
         self._take_event(launcher)  # what came meanwhile

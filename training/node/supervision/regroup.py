@@ -18,12 +18,10 @@ from training.text.files import bounded_json
 
 FUTILE = 3
 """So many generations one after the other may end without a newer checkpoint."""
-IF_SILENT: frozenset[CauseKind] = frozenset({"not_ready", "not_launched"})
-"""Causes behind which a node may be gone: then it does not answer."""
-SUSPECT: frozenset[CauseKind] = frozenset({"hung", "peer_lost", "unheard", "gpu_failed"})
-"""The same, or something of a node that answers is broken."""
-OF_A_NODE: frozenset[CauseKind] = IF_SILENT | SUSPECT | {"node_lost", "reclaimed"}
-"""Whatever else ended a run would end it again."""
+OF_A_NODE: frozenset[CauseKind] = frozenset(
+    {"node_lost", "reclaimed", "not_ready", "not_launched", "peer_lost", "unheard", "hung", "gpu_failed"}
+)
+"""Causes that a node may have; whatever else ended a run would end it again."""
 
 
 class CannotGoOn(Exception):
@@ -42,6 +40,14 @@ class Remains:
     """The nodes that it goes on with, in their order; none where it does not go on by itself."""
     cut_off: bool = False
     """All others went at once: rather the head's own network, and they may come back."""
+    steady: tuple[Host, ...] = ()
+    """Those that answered all the time."""
+
+
+def named(end: Verdict) -> str:
+    """The node that an end blames; empty where it names none, or but the one that told of it."""
+    told = end.cause.kind == "peer_lost" and end.cause.peer is None
+    return "" if told else end.node or ""
 
 
 def remaining(
@@ -51,22 +57,22 @@ def remaining(
     silent: Collection[str],
     back: Collection[str],
     leaving: Collection[str],
-    suspected: bool = False,
+    suspected: Collection[str] = (),
 ) -> Remains:
     """What is left of these nodes. `silent`: those that did not answer when the run ended, of which some may be `back`;
-    `leaving`: those that the cloud takes back; `suspected`: the node that the end names was named by one before. Pure.
-    """
+    `leaving`: those that the cloud takes back; `suspected`: those that an earlier end named. Pure."""
     gone, (head, *others) = ({*silent} - {*back}) | {*leaving}, [host.name for host in hosts]
-    kind, node = end.cause.kind, end.node or head
-    if kind in SUSPECT and not gone and (suspected or end.cause.xid is not None):
-        gone = {node}
-    if kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
+    if end.cause.kind not in OF_A_NODE | {"asked"} or head in gone or EVERYBODY in gone:
         return Remains()
-    if kind in IF_SILENT and not gone:  # it answers, and is not fit
+    node, broken = named(end), end.cause.kind == "gpu_failed" and end.cause.xid is not None
+    if broken and node == head:
         return Remains()
+    if not gone and (broken or node in suspected):
+        gone = {node} - {head}
     stayed = {*others} - {*leaving}
     cut_off = len(stayed) > 1 and stayed <= {*silent} and not stayed <= {*back}
-    return Remains(tuple(host for host in hosts if host.name not in gone), cut_off)
+    left = tuple(host for host in hosts if host.name not in gone)
+    return Remains(left, cut_off, tuple(host for host in left if host.name not in silent))
 
 
 @dataclass
@@ -84,14 +90,25 @@ class Attempts:
         return self.futile < FUTILE
 
 
-def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float, machines: RunMachines | None = None) -> Launch:
-    """The launch that goes on with these nodes, which lies in the run's folder with a recipe that fits them. `spent`:
-    what the run has cost until now; `machines`: in place of those that were known. Raises CannotGoOn, and OSError where
-    the folder cannot be written."""
+def learn(run: Path, machines: RunMachines) -> None:
+    """Keep what these nodes have beside what others have that the run had before. OSError where that cannot be."""
+    write_atomically(run / MACHINES, machines_text(with_earlier(run, machines)))
+
+
+def with_earlier(run: Path, machines: RunMachines) -> RunMachines:
+    """The same with those that its folder knows."""
+    try:
+        return machines.after(parse_machines((run / MACHINES).read_text(encoding="utf-8")))
+    except ValueError:
+        return machines
+
+
+def regrouped(launch: Launch, hosts: tuple[Host, ...], spent: float) -> Launch:
+    """The launch that goes on with these nodes, which lies in the run's folder with a recipe that fits them. `launch`:
+    of the last ranks; `spent`: what the run has cost until now. Raises CannotGoOn, and OSError where the folder cannot
+    be written."""
     run, step = Path(launch.run_dir), newest_step(Path(launch.run_dir))
-    files = refitted(launch, hosts, machines)
-    if machines:
-        files[MACHINES] = machines_text(machines)
+    files = refitted(launch, hosts)
     launch = replace(
         with_hosts(launch, hosts, spent),
         arguments=launch.arguments if step is None or "--resume" in launch.arguments else ("--resume",),

@@ -10,49 +10,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from training.cost.pace import cost_so_far
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision import nodes
-from training.node.supervision.admission import Admission
 from training.node.supervision.early_start import EarlyStart
 from training.node.supervision.failure import ASKED, Verdict
 from training.node.supervision.generation import Generation, disk_cure
 from training.node.supervision.launcher_output import say
 from training.node.supervision.nodes import RESERVE, unreachable
-from training.node.supervision.regroup import (
-    OF_A_NODE,
-    SUSPECT,
-    Attempts,
-    CannotGoOn,
-    Misfit,
-    Remains,
-    regrouped,
-    remaining,
-    with_hosts,
-)
+from training.node.supervision.regroup import OF_A_NODE, Attempts, CannotGoOn, Remains, learn, named, remaining
 from training.node.supervision.run_status import RunStatus
+from training.node.supervision.waiting import Waiting
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
 from training.run.folder import GO, LAUNCH, MACHINES, MEMBERS, PROFILE, STOP, write_atomically
 from training.run.history import note_end, note_start
-from training.run.launch import Host, Launch, launch_text, parse_launch
+from training.run.launch import Host, Launch, Place, launch_text, parse_launch
 
 RESERVE_BYTES = 256 * 1024
-WAIT_S = 3600.0
-"""For nodes that a run lacks: a machine that starts again, or one that is rented in place of another."""
-CUT_OFF_S = 180.0
-"""For all others at once, which the head's own network may have cut off; then they are lost."""
-LOOK_S = 0.5
-RETURNS = 3
-"""So many times a node that was lost takes part again by itself."""
+RETURN_S, RETURN_MOST_S = 10.0, 3600.0
+"""So long a node that was lost must have answered until it takes part again: four times as long each time."""
 
 
 class Supervisor:
@@ -64,20 +48,24 @@ class Supervisor:
         self._stop_requested = False
         self._number = 0
         self._attempts = Attempts(reclaim.newest_step(run_dir))
-        self._absent = dict[str, Host]()
+        self._absent = dict[Place, Host]()
         """The nodes that did not answer, and may be back."""
-        self._losses = Counter[str]()
-        self._suspects = Counter[str | None]()
-        """How often an end named a node that answers."""
-        self._begin(parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8")), ())
+        self._losses = Counter[Place]()
+        self._suspects = set[str]()
+        """Nodes that ends have named since the newest checkpoint, though all answered."""
+        launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
+        self._begin(launch, launch.hosts)
 
     def _begin(self, launch: Launch, before: tuple[Host, ...]) -> None:
-        """`before`: the nodes without those that have just come."""
+        """`before`: the nodes that the run had all the time."""
         self.launch, self.status, self._number = launch, RunStatus(launch), self._number + 1
         self._before = before
         for host in launch.hosts:
-            self._absent.pop(host.name, None)
-        self.generation = Generation(launch, self.status, self._notices, self._number, self._may_return())
+            self._absent.pop(host.place, None)
+        absent = {
+            host: min(RETURN_S * 4.0 ** (self._losses[host.place] - 1), RETURN_MOST_S) for host in self._absent.values()
+        }
+        self.generation = Generation(launch, self.status, self._notices, self._number, absent)
         if self._stop_requested:  # since
             self.generation.request_stop(by_user=True)
 
@@ -126,113 +114,87 @@ class Supervisor:
         self.status.write()
         note_start(self.run_dir, self.launch, self.status.value.started)
 
+    def _go_on(self, end: Verdict) -> Verdict | None:
+        """Begin the next generation; how the run ended where there is none. Raises CannotGoOn, OSError."""
+        remains, step = self._remaining(end), reclaim.newest_step(self.run_dir)
+        if not remains.hosts:
+            return end
+        if not self._attempts.take(step):
+            raise CannotGoOn("nothing was saved in the last starts")
+        with contextlib.suppress(OSError):
+            note_end(self.run_dir, self.status.now())
+        before = "" if end.cause.kind == "asked" else f"{end.reason}; "
+        launch = self._next_launch(end, remains)
+        if isinstance(launch, Verdict):
+            return launch
+        if self._stop_requested:
+            saved = end.cause.saved is True
+            return Verdict("stopped", ASKED[saved], Cause("asked", saved=saved))
+        steady = {host.place for host in remains.steady} & {host.place for host in self.launch.hosts}
+        self._begin(launch, tuple(host for host in launch.hosts if host.place in steady))
+        names = ", ".join(host.name for host in launch.hosts)
+        self.status.change(reason=f"{before}going on with {names} from step {step or 0}")
+        say(self.status.value.reason)
+        return None
+
     def _remaining(self, end: Verdict) -> Remains:
         """What the run goes on with; no node where it is over."""
         never = self._stop_requested or self.launch.here or self.launch.debug_rank is not None
         has_run = self.generation.ran or self._number > 1
-        if never or not has_run or not (self.run_dir / MACHINES).exists():
+        if never or not has_run or end.state == "finished" or not (self.run_dir / MACHINES).exists():
             return Remains()
         members = self.generation.admission.members
         hosts = members.hosts if members else self.launch.hosts
-        if end.state == "finished" or not (members or self._before or end.cause.kind in OF_A_NODE):
+        if not (members or self._is_new or end.cause.kind in OF_A_NODE):
             return Remains()
-        away = unreachable(hosts[1:])
-        silent, leaving = self.generation.silent | away, self.generation.reclaims.known
-        self._losses.update(away)
-        self._absent.update((host.name, host) for host in hosts if host.name in away - {*leaving})
-        suspected = self._suspects[end.node] > 0
-        if end.cause.kind in SUSPECT:
-            self._suspects[end.node] += 1
-        left = remaining(hosts, end, silent=silent, back=silent - away, leaving=leaving, suspected=suspected)
-        if left.hosts or not self._before or self._got_on:
+        away, leaving = unreachable(hosts[1:]), self.generation.reclaims.known
+        silent = self.generation.silent | away
+        if self._has_saved:
+            self._suspects.clear()
+        left = remaining(
+            hosts, end, silent=silent, back=silent - away, leaving=leaving, suspected=frozenset(self._suspects)
+        )
+        if not left.cut_off:
+            self._losses.update(host.place for host in hosts if host.name in away)
+        self._absent.update((host.place, host) for host in hosts if host.name in away - {*leaving})
+        if not silent and not leaving:
+            self._suspects.add(named(end))
+        got_on = self._has_saved or self.generation.stall.median_s is not None
+        if left.hosts or not self._is_new or got_on:
             return left
         lost = replace(end, cause=Cause("node_lost"))
         return remaining(self._before, lost, silent=away, back=(), leaving=leaving)
 
     @property
-    def _got_on(self) -> bool:
-        """Whether the ranks have finished steps."""
-        return self.generation.stall.median_s is not None or reclaim.newest_step(self.run_dir) != self._attempts.step
+    def _has_saved(self) -> bool:
+        return reclaim.newest_step(self.run_dir) != self._attempts.step
 
-    def _may_return(self) -> list[Host]:
-        return [host for host in self._absent.values() if self._losses[host.name] < RETURNS]
-
-    def _go_on(self, end: Verdict) -> Verdict | None:
-        """Begin the next generation; how the run ended where there is none. Raises CannotGoOn, OSError."""
-        if not (remains := self._remaining(end)).hosts:
-            return end
-        step = reclaim.newest_step(self.run_dir)
-        if not self._attempts.take(step):
-            raise CannotGoOn("nothing was saved in the last starts")
-        with contextlib.suppress(OSError):
-            note_end(self.run_dir, self.status.now())
-        launch = self._next_launch(end, remains)
-        if self._stop_requested:
-            saved = end.cause.saved is True
-            return Verdict("stopped", ASKED[saved], Cause("asked", saved=saved))
-        if isinstance(launch, Verdict):
-            return launch
-        there = {host.place for host in self.launch.hosts}
-        stay = tuple(host for host in launch.hosts if host.place in there)
-        self._begin(launch, stay if stay != launch.hosts else ())
-        names = ", ".join(host.name for host in launch.hosts)
-        before = "" if end.cause.kind == "asked" else f"{end.reason}; "
-        self.status.change(reason=f"{before}going on with {names} from step {step or 0}")
-        say(self.status.value.reason)
-        return None
+    @property
+    def _is_new(self) -> bool:
+        """Whether nodes take part that did not before."""
+        return len(self._before) < len(self.launch.hosts)
 
     def _next_launch(self, end: Verdict, remains: Remains) -> Launch | Verdict:
-        """On the nodes that are left where it fits them, else on more once there are more. How the run ended where none
-        come."""
-        members = self.generation.admission.members
-        found = self._wait(end, remains, "the head reaches no other node", CUT_OFF_S) if remains.cut_off else None
+        """Raises CannotGoOn, OSError."""
+        if members := self.generation.admission.members:
+            learn(self.run_dir, members.machines)
+        if end.cause.kind == "asked":
+            end = Verdict("failed", "nodes were lost while the run saved to take in others", Cause("node_lost"))
+        absent = {host.place: host for host in (*self._absent.values(), *self.launch.hosts)}
+        there = {host.name for host in remains.hosts} | self.generation.reclaims.known.keys()
+        may_come = [host for host in absent.values() if host.name not in there]
+        waiting = Waiting(self.launch, end, remains, absent=may_come, status=self.status, notices=self._notices)
         try:
-            return found or regrouped(self.launch, remains.hosts, self._spent(), members.machines if members else None)
-        except Misfit as error:
-            why = str(error)
-        minutes = f"{WAIT_S / 60:.0f} min"
-        ended = replace(end, reason=f"{end.reason}; it waited {minutes} for more nodes: {why}")
-        return self._wait(end, remains, why, WAIT_S) or ended
-
-    def _spent(self) -> float:
-        """What the run has cost until now."""
-        spent = cost_so_far(self.status.value, self.status.now())
-        return self.launch.spent_before if spent is None else spent
-
-    def _wait(self, end: Verdict, remains: Remains, why: str, seconds: float) -> Launch | Verdict | None:
-        """Until nodes are there on which the run can go on: the next launch; how the run ended where its head goes;
-        None where none came so soon, or it is to stop."""
-        left = with_hosts(self.launch, remains.hosts, self._spent())
-        write_atomically(self.run_dir / LAUNCH, launch_text(left))
-        self.status = RunStatus(left, "waiting")
-        self._tell_waiting(end, why)
-        admission = Admission(self.launch, remains.hosts, self._may_return())
-        reclaims = reclaim.Reclaims((left.hosts[0].name,), self.status.now(), self._notices)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._stop_requested:
-            if reclaims.look(self.status.now()):
-                step = reclaim.newest_step(self.run_dir)
-                cause = reclaims.cause(step is not None, step)
-                return Verdict("stopped", reclaims.ending(cause), cause)
-            try:
-                if members := admission.look():
-                    return regrouped(self.launch, members.hosts, self._spent(), members.machines)
-            except CannotGoOn as error:
-                self._tell_waiting(end, f"{why}; {error}")
-            self.status.keep_fresh()
-            time.sleep(LOOK_S)
-        return None
-
-    def _tell_waiting(self, end: Verdict, why: str) -> None:
-        self.status.change(reason=f"{end.reason}; waiting for more nodes: {why}")
-        say(self.status.value.reason)
+            return waiting.next_launch(lambda: self._stop_requested)
+        finally:
+            self.status = waiting.status
 
     def _write_end(self, end: Verdict, code: int | None) -> None:
         """The last status, written even when the disk is full: that is what the reserve is for."""
         with contextlib.suppress(OSError):
             for name in (RESERVE, STOP):  # whichever of the two it is
                 (self.run_dir / name).unlink(missing_ok=True)
-        now = self.status.now()
+        now, waited = self.status.now(), self.status.state == "waiting"
         self.status.change(
             state=end.state,
             reason=end.reason,
@@ -244,7 +206,10 @@ class Supervisor:
             last_lines=end.last_lines,
         )
         with contextlib.suppress(OSError):  # a full disk: the status has its end too
-            note_end(self.run_dir, now)
+            if waited:  # the ranks' nodes, whose files these are
+                write_atomically(self.run_dir / LAUNCH, launch_text(self.launch))
+            else:
+                note_end(self.run_dir, now)
         say(f"{end.state}{end.reason and f': {end.reason}'}")
 
 
@@ -269,4 +234,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads may still send files to a node that was to come
