@@ -32,6 +32,8 @@ from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.laptop.preparing import DataRequest
 from training.models.names import load_recipe
+from training.plan.facts import NodeHardware
+from training.plan.refit import parse_members
 from training.recipe.reading import read_recipe
 from training.run.checkpoint_files import FetchError, planned_base_models
 from training.run.folder import CLAIM, Status, status_text
@@ -232,6 +234,35 @@ def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
         seen = runs.look(here, RUN)
         assert (seen.state, seen.active) == ("running", True)
     assert runs.look(here, RUN).state == "lost"
+
+
+@pytest.mark.parametrize(
+    ("now", "waits", "takes"),
+    [
+        (("10.0.0.1", "10.0.0.2", "10.0.0.3"), False, True),
+        (("10.0.0.1", "10.0.0.9"), False, False),  # one of its nodes would be left out
+        (("10.0.0.1", "10.0.0.9"), True, True),
+        (("10.0.0.1", "10.0.0.2"), True, False),  # it has them
+    ],
+)
+def test_a_run_that_goes_on_takes_in_more_nodes_and_one_that_waits_any(ended: Stands, monkeypatch, now, waits, takes):
+    def launch_on(addresses):
+        hosts = tuple(Host(f"te{n}", address, 1) for n, address in enumerate(addresses, 1))
+        return replace(runs.read_launch(ended, RUN), hosts=hosts)
+
+    run, session = ended.runs / RUN, Session(ended)
+    (run / "launch.json").write_text(launch_text(launch_on(("10.0.0.1", "10.0.0.2"))))
+    (run / "machines.json").touch()
+    monkeypatch.setattr(Session, "launch_of", lambda *_: launch_on(now))
+
+    def has(_, launch):
+        return tuple(NodeHardware(host.name, 1, (), 2.0**34) for host in launch.hosts)
+
+    monkeypatch.setattr(open_cluster, "hardware_of_nodes", has)
+    assert resume_run.admit(session, RUN, waits=waits) == takes
+    asked = run / "members.json"
+    hosts = parse_members(asked.read_text()).hosts if asked.exists() else ()
+    assert tuple(host.private_address for host in hosts) == (now if takes else ())
 
 
 def test_a_forced_resume_goes_by_the_changed_recipe_and_keeps_the_one_before(ended: Stands, capsys):
