@@ -17,6 +17,7 @@ with deferred():
     from inventory.renting import cost, ledger, members, recovery, report, tags
     from inventory.renting import disks as disk_plans
     from snapshots import create as creating
+    from snapshots import keep as keeping
     from snapshots import listing, pruning, show
     from snapshots import rebuild as rebuilding
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from inventory.renting.workload import NodeWorkload
     from inventory.settings import Settings
 
+REPLACEMENTS = 4
 SNAPSHOT_HELP = "snapshot id, or latest"
 
 
@@ -157,6 +159,32 @@ def rebuild(
     say(rebuilding.next_step(workload.trainings(cloud, settings)))
 
 
+@task(
+    auto_shortflags=False,
+    help={
+        "run": "run to keep; default: the one that is going on",
+        "replacements": "number of machines that may be ordered",
+        "yes": "do not ask",
+    },
+)
+def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, yes: bool = False) -> None:
+    """Replace the machines of a run that are taken back; the run continues."""
+    workload: NodeWorkload = c.spotune.workload
+    with sentences("no longer kept: the run continues as long as its machines; again: fab keep"):
+        settings, cloud = _rented()
+        state = workload.run_state(cloud, settings, run)
+        if isinstance(state, str):
+            raise listing.SnapshotError(state)
+        if not (state.is_active or state.lacks_machines):
+            raise listing.SnapshotError(f"{state.reason}; only a run that is going on, or lost machines, can be kept")
+        machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
+        question = keeping.question(machines, state, replacements)
+        ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements))
+        end = keeping.Keeper(cloud, settings, workload, state, replacements, say).keep()
+    if not end.is_finished:
+        raise Exit(end.reason, FAILURE)
+
+
 def _price(cloud: Cloud, settings: Settings) -> cost.SnapshotPrice:
     return cost.SnapshotPrice(settings.rental.snapshot_price_gib_month, ledger.Ledger.of(cloud, settings).currency)
 
@@ -169,4 +197,4 @@ def _doctor(c: Context) -> None:
 
 
 snapshots = Collection("snapshots", create, list_snapshots, prune)
-namespace = Collection(snapshots, rebuild)
+namespace = Collection(snapshots, rebuild, keep)

@@ -17,6 +17,23 @@ if TYPE_CHECKING:  # `fab --list` loads this file
     from inventory.settings import Settings
 
 
+@dataclass(frozen=True)
+class RunState:
+    """A run, as far as its machines are concerned."""
+
+    run_id: str
+    reason: str
+    """What it is, and why."""
+    is_active: bool = False
+    is_finished: bool = False
+    lacks_machines: bool = False
+    """Whether it ended because of machines, and goes on once they are there."""
+    addresses: frozenset[str] = frozenset()
+    """Private ones of the machines that it goes on with, or had last."""
+    nodes: int = 0
+    """How many machines it had at most."""
+
+
 class NodeWorkload(Protocol):
     """Models by the names of [models] in cluster.toml, and runs by their ids. What is wrong with either is raised as
     one sentence, with an exit code of its own."""
@@ -51,6 +68,12 @@ class NodeWorkload(Protocol):
 
     def tell_release(self, head: Node, at: datetime) -> str:
         """Tell the head when the first machine is released; why it could not be told."""
+
+    def run_state(self, cloud: Cloud, settings: Settings, run_id: str) -> RunState | str:
+        """What this run does, or the one that is going on; else why that is not known."""
+
+    def go_on(self, run_id: str) -> None:
+        """Let a run that ended go on, or one that goes on take in all machines there are."""
 
     def trainings(self, cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
         """The trainings on the head that have a checkpoint, and their states, the oldest first; None where it does

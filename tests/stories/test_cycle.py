@@ -23,7 +23,7 @@ from training.text.counts import money
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch, pytest.mark.cycle]
 pytest.importorskip("alibabacloud_tea_openapi", reason="needs the [aliyun] extra: the vendor's SDK")
 
-STEPS, SAVE_EVERY = 40, 4
+STEPS, SAVE_EVERY = 96, 4
 SETTINGS = (f"save_every={SAVE_EVERY}", "dtype=float32", "lora.dropout=0", "max_length=256", "global_batch=8")
 SETTINGS += ("optimizer.lr=0.002",)
 """In float32 without dropout, what is computed depends on nothing but the data and, at this learning rate by less than
@@ -178,23 +178,20 @@ def test_when_its_time_has_come_the_worker_is_gone_and_the_head_is_not(rented):
     )
 
 
-def test_a_machine_in_its_place_takes_part_in_the_run_that_goes_on(rented, story):
-    """The ranks stand still while it comes, as they are soon done."""
+def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run_without_a_person(rented, story):
+    """The ranks stand still while it comes, but for a step now and then, as they are soon done."""
     run = story["run"]
     assert run.status()["state"] == "running"
-    rented.up()
-    run.go_on()
-    run.hold_beyond(run.steps())
-    code, _, log = rented.deploy()
-    assert code == 0, log[-4000:]
-    done = rented.fab("train", "--resume", run.run_id, "--detach")
-    run.go_on()
-    assert done.returncode == 0, done.stdout
-    until(lambda: run.hosts() == NAMES, "it goes on with both", 60)
-    run.wait_until_stepping()
-    run.hold_beyond(run.steps())
-    run.stop()
+    with rented.started("fab", "keep", "--replacements", "1", "--yes") as (keeping, log):
+        with run.crawling():
+            until(lambda: run.hosts() == NAMES, "it goes on with both", 300)
+            run.wait_until_stepping()
+        run.stop()
+        assert keeping.wait(120) == 1
+    rented.changed()
     assert run.checkpoints()[-1] == run.steps() < STEPS
+    replaced, *_, last = [line for line in log.read_text().splitlines() if re.match("to replace|tiny-|mine-", line)]
+    assert replaced.endswith(" te2") and last.startswith(run.run_id)
     told = rented.fab("logs", "--follow", "--run", run.run_id)
     assert told.returncode == 3, "it is not done"
 

@@ -7,7 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -83,6 +84,25 @@ class LocalCluster:
         if self.evidence:
             self.evidence.said(" ".join(map(str, argv)), done.stdout)
         return done
+
+    @contextmanager
+    def started(self, *argv):
+        """A command from the checkout that goes on meanwhile, and the file with what it says."""
+        log = self.folder / f"{'-'.join(argv[:2])}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                argv, cwd=ROOT, env=self.env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+        try:
+            yield process, log
+        except BaseException:
+            print(log.read_text())
+            raise
+        finally:
+            process.kill()
+            process.wait()
+            if self.evidence:
+                self.evidence.said(" ".join(argv), log.read_text())
 
     def fab(self, *argv, timeout=600):
         return self.call("fab", *argv, timeout=timeout)
@@ -266,6 +286,26 @@ class DisturbedRun:
 
     def go_on(self):
         self.local.on("te1", f"pkill -CONT '{RANKS}'")
+
+    @contextmanager
+    def crawling(self):
+        """Its ranks, which are held, do a step or a few every 20 s; held again at the end."""
+        over = threading.Event()
+
+        def crawl():
+            while not over.wait(20):
+                with suppress(AssertionError):  # they are just ending, or starting again
+                    step = self.steps()
+                    self.go_on()
+                    self.hold_beyond(step)
+
+        thread = threading.Thread(target=crawl)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def saved_by(self):
         """How many ranks had saved what its newest start went on from."""

@@ -16,6 +16,7 @@ from inventory.renting.plan import RentalWish, plan_up
 from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import runs
+from training.laptop.head_node import Head
 from training.laptop.on_head import fs
 from training.laptop.open_cluster import Session
 from training.plan.refit import parse_machines
@@ -120,16 +121,20 @@ def print_lost_machines(cluster: Session, run_id: str) -> MachinesLeft:
 
 
 def _hosts(cluster: Session, run_id: str) -> Sequence[str]:
-    """The nodes a run was started on, also those that it went on without; where the head does not tell, those there
-    were when this command began."""
+    """The nodes a run was started on; where the head does not tell, those there were when this command began."""
     try:
-        names = [host.name for host in runs.read_launch(cluster.head, run_id).hosts]
-        machines = cluster.head.ask(fs.text, cluster.head.runs / run_id / MACHINES)
-        with suppress(ValueError):
-            names += [node.name for node in parse_machines(machines or "").nodes]
-        return list(dict.fromkeys(names))
+        return nodes_of(cluster.head, run_id)
     except LaunchError:
         return [node.name for node in cluster.nodes]
+
+
+def nodes_of(head: Head, run_id: str) -> list[str]:
+    """The nodes a run was started on, also those that it went on without. Raises LaunchError."""
+    names = [host.name for host in runs.read_launch(head, run_id).hosts]
+    machines = head.ask(fs.text, head.runs / run_id / MACHINES)
+    with suppress(ValueError):
+        names += [node.name for node in parse_machines(machines or "").nodes]
+    return list(dict.fromkeys(names))
 
 
 def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> LostMachines | None:

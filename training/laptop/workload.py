@@ -17,7 +17,19 @@ with deferred():
     from inventory import cluster as clusters
     from inventory.cloud import errors
     from inventory.renting import members, recovery
-    from training.laptop import at_risk, derived, follow, head_node, open_cluster, rental, runs
+    from inventory.renting.workload import RunState
+    from training.laptop import (
+        at_risk,
+        derived,
+        follow,
+        head_node,
+        lost_machines,
+        open_cluster,
+        rental,
+        resume_run,
+        runs,
+    )
+    from training.laptop.on_head import fs
     from training.models import names
     from training.run import folder as run_folder
     from training.run import launch
@@ -97,6 +109,33 @@ class TrainingWorkload:
         except head_node.HeadError as error:
             return str(error)
         return ""
+
+    def run_state(self, cloud: Cloud, settings: Settings, run_id: str) -> RunState | str:
+        try:
+            with closing(head_node.RemoteHead(recovery.rented_nodes(cloud, settings)[0])) as head:
+                if not (run_id := run_id or runs.active(head)):
+                    return f"no run is going on on {head.name}"
+                if not head.ask(fs.exists, head.runs / run_id):
+                    return RunState(run_id, reason=f"{run_id} is not on the disk of {head.name}")
+                seen, hosts = runs.look(head, run_id), runs.read_launch(head, run_id).hosts
+                nodes = len(lost_machines.nodes_of(head, run_id))
+        except (InventoryError, head_node.HeadError, launch.LaunchError, OSError) as error:
+            return str(error)
+        lost = seen.state == "lost" or bool(seen.status and seen.status.cause.kind in follow.LOSSES)
+        reason = f"{run_id} {seen.state}{seen.reason and f': {seen.reason}'}"
+        return RunState(
+            run_id,
+            reason,
+            is_active=seen.active,
+            is_finished=seen.state == "finished",
+            lacks_machines=lost and not seen.active,
+            addresses=frozenset(host.private_address for host in hosts),
+            nodes=nodes,
+        )
+
+    def go_on(self, run_id: str) -> None:
+        with open_cluster.open_cluster(here=False) as cluster:
+            resume_run.resume(cluster, run_id, "", {}, force=False)
 
     def trainings(self, cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
         try:

@@ -254,6 +254,7 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
         "_upload_data",
         "_prepare_data",
         "read_facts",
+        "_at_a_loss",
         "_show_decision",
         "_upload_plan",
         "_remember_commit",
