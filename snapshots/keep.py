@@ -8,30 +8,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Literal
 
+from inventory.cloud.errors import CloudError, RentError
+from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import Instance
+from inventory.cloud.values import Instance, Snapshot
 from inventory.phases import Phases
 from inventory.renting import lease, members, recovery, tags
 from inventory.renting.disks import when_free
 from inventory.renting.machines import apply_plan
-from inventory.renting.plan import RentalWish, plan_up
+from inventory.renting.members import Existing
+from inventory.renting.plan import RentalWish, UpPlan, plan_up
 from inventory.renting.workload import NodeWorkload, RunState
 from inventory.settings import Settings
-from snapshots.listing import LATEST, YES, SnapshotError, all_snapshots, newest_first, of_data, usable
+from snapshots.listing import LATEST, YES, SnapshotError, all_snapshots, from_tags, newest_first, of_data, usable
 from snapshots.rebuild import Rebuilding, base_deploy, planned
 from snapshots.steps import DEPLOYED_TAG
-from training.text.counts import HOUR, money
+from training.text.counts import HOUR, added, money
 
 LOOK_S = 15.0
 AGAIN_S, AGAIN_MOST_S = 60.0, 900.0
 """After something that failed, such as an order without stock: twice as long each time."""
+GIVE_UP_S, GIVE_UP_IDLE_S = 6 * 3600.0, 3600.0
+"""So long it may fail while the run goes on, and while its machines idle."""
 ASKED_S = 180.0
-"""So long a run may take to go on with machines, until it is asked again."""
+"""So long a run may take to go on with machines, until it is asked again; four times as long each time."""
+FUTILE = 3
+"""So many resumes may follow each other without a newer checkpoint."""
+
+
+class KeepError(SnapshotError):
+    """The run cannot be kept; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +51,18 @@ class Observed:
     """A run and its machines at a moment."""
 
     run: RunState
-    wanted: frozenset[str]
-    """Names of the machines that the cluster is to have."""
     machines: Mapping[str, str]
     """Private addresses of those that stand, by name; none that is being taken back."""
+    missing: tuple[str, ...] = ()
+    """Names of those that may be ordered in place of others."""
     leaving: frozenset[str] = frozenset()
-    """Private addresses of those that are."""
+    """Private addresses of those that are being taken back."""
     bare: frozenset[str] = frozenset()
     """Names of those that are stopped, or have no base deploy."""
-    asked: frozenset[str] = frozenset()
-    """Private addresses of those that the run was asked to go on with just now."""
+    new: frozenset[str] = frozenset()
+    """Private addresses of those that the run never had, and was not asked to go on with just now."""
+    futile: int = 0
+    """Resumes since the newest checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -56,38 +70,52 @@ class NextAction:
     """What to do next."""
 
     act: Literal["wait", "replace", "go on", "end"]
-    why: str
+    why: str = ""
 
 
-def next_action(seen: Observed, orders: int) -> NextAction:
-    """`orders`: how many machines may still be ordered. Pure."""
-    run, missing = seen.run, sorted(seen.wanted - seen.machines.keys())
+def next_action(seen: Observed) -> NextAction:
+    """Pure."""
+    run = seen.run
     if not (run.is_active or run.lacks_machines):
         return NextAction("end", run.reason)
     if run.is_active and run.addresses & seen.leaving:
         return NextAction("wait", "the run saves, and leaves machines that are taken back")
-    if len(missing) > orders:
-        why = f"missing: {', '.join(missing)}; only {orders} more may be ordered"
-        return NextAction("wait" if run.is_active else "end", why)
-    if missing:
-        return NextAction("replace", f"to replace: {', '.join(missing)}")
-    if seen.bare:
-        return NextAction("replace", f"to start and deploy: {', '.join(sorted(seen.bare))}")
-    if not run.is_active:
-        return NextAction("go on", run.reason)
-    if set(seen.machines.values()) - run.addresses - seen.asked:
-        return NextAction("go on", "machines stand that the run does not use")
-    return NextAction("wait", "")
+    if seen.missing or seen.bare:
+        does = "to replace" if seen.missing else "to start and deploy"
+        return NextAction("replace", f"{does}: {', '.join(seen.missing or sorted(seen.bare))}")
+    if run.is_active:
+        return NextAction("go on", "new machines stand") if seen.new else NextAction("wait")
+    if members.HEAD not in seen.machines:
+        return NextAction("end", f"{run.reason}, and no more machines may be ordered")
+    if seen.futile >= FUTILE:
+        return NextAction("end", f"{run.reason}; {FUTILE} resumes saved nothing new")
+    return NextAction("go on", run.reason)
+
+
+def first_state(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id: str) -> RunState:
+    """Of the run that is to be kept: this one, also where its head is gone, or the one that is going on. Raises
+    CloudError, and SnapshotError where it is over."""
+    standing = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
+    state = workload.run_state(cloud, settings, run_id)
+    if isinstance(state, str):
+        if not run_id or 1 in map(members.number, standing):
+            raise SnapshotError(state)
+        state = RunState(run_id, state, lacks_machines=True, nodes=settings.rental.nodes)
+    if not (state.is_active or state.lacks_machines):
+        raise SnapshotError(f"{state.reason}; only a run that is going on, or that lost machines, can be kept")
+    return replace(state, nodes=min(state.nodes, max(settings.rental.nodes, len(standing))))
 
 
 def question(machines: Sequence[Instance], run: RunState, orders: int) -> str:
-    """What may be ordered without asking again, and what it costs at most."""
-    prices = [price for each in machines if (price := tags.most_h(each.tags)) is not None]
+    """What may be ordered without asking again, and what machines like those that stand cost. Raises RentError."""
+    if orders < 0:
+        raise RentError(f"--replacements {orders}: 0 or more is expected")
+    prices = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
     currency = machines[0].tags.get(tags.CURRENCY_TAG, "") if machines else ""
-    most = f", each at most about {money(max(prices), currency, HOUR)}" if prices else ""
+    cost = f"; those that stand cost {money(added(prices, HOUR), currency, HOUR)} together" if prices else ""
     return (
-        f"{run.run_id}: order up to {members.so_many(orders)} in place of those that are taken back{most}, and keep "
-        "all of them until it is over?"
+        f"{run.run_id}, on up to {members.so_many(run.nodes)}: order up to {members.so_many(orders)} in place of those "
+        f"that are taken back, at the day's price{cost}; keep them all until it is over?"
     )
 
 
@@ -103,36 +131,46 @@ class Keeper:
     orders: int
     """How many machines may still be ordered."""
     say: Callable[[str], None]
-    look_s: float = LOOK_S
     _deployed: set[str] = field(default_factory=set)
     """Ids of machines that are known to have a base deploy, whatever their tags say."""
-    _asked: frozenset[str] = frozenset()
-    """Private addresses of the machines that the run was asked to go on with."""
-    _asked_at: float = 0.0
+    _had: set[str] = field(default_factory=set)
+    """Private addresses of machines that the run had."""
+    _asked: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """When the run was asked last to go on with such a machine, and how often."""
+    _resumed: tuple[int | None, int] = (None, 0)
+    """The newest checkpoint at the last resume, and how many followed each other with it."""
+    _head_is_new: bool = False
 
-    def keep(self) -> RunState:
-        """The run once it is over, or needs more machines than may be ordered. What fails is said and tried again, ever
-        more rarely."""
-        said, pause_s = "", self.look_s
+    def keep(self) -> str:
+        """Why it ends: the run is over, or needs what may not be ordered. What fails is said and tried again, ever more
+        rarely. Raises KeepError where that failed for too long."""
+        said, pause_s, well_at = "", LOOK_S, time.monotonic()
         with lease.keep_machines(self.settings, self.say, self._tell_release):
             while True:
                 try:
-                    decision = next_action(self._look(), self.orders)
-                    if decision.why not in ("", said):
-                        self.say(decision.why)
-                    said, pause_s = decision.why, self.look_s
-                    if decision.act == "end":
-                        return self.run
-                    if decision.act == "replace":
-                        self._replace()
-                    if decision.act == "go on":
-                        self._go_on()
-                except Exception as error:
-                    if not (hasattr(error, "exit_code") or isinstance(error, OSError)):
-                        raise
+                    action = next_action(self._look())
+                    if action.why not in ("", said):
+                        self.say(action.why)
+                    said = action.why
+                    if action.act == "end":
+                        return action.why
+                    self._do(action)
+                    pause_s, well_at = LOOK_S, time.monotonic()
+                except KeepError:
+                    raise
+                except Exception as error:  # nobody watches: whatever it is, the next try may go well
+                    kind = "" if hasattr(error, "exit_code") else f"{type(error).__name__}: "
                     pause_s = min(max(AGAIN_S, 2 * pause_s), AGAIN_MOST_S)
-                    self.say(f"{error}; again in {pause_s:.0f} s")
+                    self.say(f"{kind}{error}; again in {pause_s:.0f} s")
+                    if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
+                        raise KeepError(f"given up: {kind}{error}") from error
                 time.sleep(pause_s)
+
+    def _do(self, action: NextAction) -> None:
+        if action.act == "replace":
+            self._replace()
+        elif action.act == "go on":
+            self._go_on()
 
     def _look(self) -> Observed:
         """Raises CloudError, and SnapshotError where the head does not tell what its run does."""
@@ -140,30 +178,42 @@ class Keeper:
         if not self._deployed:
             self._deployed = {each.instance_id for each in instances if each.private_address in self.run.addresses}
         self.run = self._run_now(instances)
+        self._had |= self.run.addresses
         standing = members.usable(instances)
         machines = dict(zip(members.names(standing), standing, strict=True))
+        addresses = {name: each.private_address for name, each in machines.items()}
+        now = time.monotonic()
+        recent = {each for each, (at, times) in self._asked.items() if now - at < ASKED_S * 4.0 ** (times - 1)}
+        numbers = members.missing(instances, self._nodes(standing))
         return Observed(
             self.run,
-            frozenset(f"te{k}" for k in range(1, self.run.nodes + 1)),
-            {name: each.private_address for name, each in machines.items()},
+            addresses,
+            missing=tuple(f"te{k}" for k in numbers) if len(numbers) <= self.orders else (),
             leaving=frozenset(each.private_address for each in instances if each.is_reclaimed),
             bare=frozenset(name for name, each in machines.items() if each.is_stopped or not self._is_deployed(each)),
-            asked=self._asked if time.monotonic() - self._asked_at < ASKED_S else frozenset(),
+            new=frozenset(set(addresses.values()) - self._had - recent),
+            futile=self._resumed[1] if self._resumed[0] == self.run.step else 0,
         )
 
     def _machines(self) -> tuple[Instance, ...]:
         return self.cloud.instances(tags=tags.of_cluster(self.settings.name))
+
+    def _nodes(self, standing: Sequence[Instance]) -> int:
+        """How many machines the cluster may have."""
+        return max(1, min(self.run.nodes, len(standing) + self.orders))
 
     def _is_deployed(self, machine: Instance) -> bool:
         return machine.tags.get(DEPLOYED_TAG) == YES or machine.instance_id in self._deployed
 
     def _run_now(self, instances: Sequence[Instance]) -> RunState:
         """Without its head a run has ended."""
-        heads = [each for each in members.reachable(instances) if members.number(each) == 1 and self._is_deployed(each)]
-        if heads:
+        heads = [each for each in members.reachable(instances) if members.number(each) == 1]
+        if heads and self._is_deployed(heads[0]) and not heads[0].is_stopped:
             state = self.workload.run_state(self.cloud, self.settings, self.run.run_id)
             if isinstance(state, RunState):
-                return replace(state, nodes=max(state.nodes, self.run.nodes))
+                self._head_is_new &= not state.is_active
+                lost = state.lacks_machines or (self._head_is_new and not (state.is_finished or state.is_active))
+                return replace(state, nodes=self.run.nodes, lacks_machines=lost and bool(state.addresses))
             if not heads[0].is_reclaimed:
                 raise SnapshotError(state)
         return replace(self.run, is_active=False, lacks_machines=True, reason=f"{members.HEAD} is gone")
@@ -171,36 +221,70 @@ class Keeper:
     def _replace(self) -> None:
         """Rent what is missing, start what is stopped, and deploy, as `fab up` and the base deploy do; where there is a
         snapshot, new disks are made from it and read ahead, as `fab rebuild` does."""
-        before = self._machines()
-        snapshot = next(filter(usable, newest_first(of_data(all_snapshots(self.cloud, self.settings)))), None)
+        there = members.existing(self.cloud, self.settings)
+        nodes = self._nodes(members.usable(there.instances))
+        numbers = members.missing(there.instances, nodes)
+        snapshot = self._snapshot(there, head_is_gone=1 in numbers)
+        if numbers or any(each.is_stopped for each in there.instances):
+            wish = RentalWish(nodes, self.settings.rental.hours, snapshot)
+            self._order(when_free(partial(plan_up, self.cloud, self.settings, wish), wait=True, cloud=self.cloud))
+            self._head_is_new |= 1 in numbers
+        if snapshot is None:
+            self._deploy()
+        else:
+            self._rebuild(nodes)
+
+    def _snapshot(self, there: Existing, *, head_is_gone: bool) -> Snapshot | None:
+        """What new disks are made from; a lost head gets its kept disk back, and no older state in place of it. Raises
+        KeepError where the run is on neither."""
+        newest = next(filter(usable, newest_first(of_data(all_snapshots(self.cloud, self.settings)))), None)
+        if not head_is_gone:
+            return newest
+        own = [disk for disk in there.disks if disk.kind == "data" and members.disk_number(disk) == 1]
+        if any(not (disk.instance_id and disk.delete_with_instance) for disk in own):
+            return None
+        if newest is None or from_tags(newest.tags).run != self.run.run_id:
+            raise KeepError(f"{members.HEAD} is gone with its disk, and the newest snapshot has not {self.run.run_id}")
+        return newest
+
+    def _order(self, plan: UpPlan) -> None:
+        if len(plan.numbers) > self.orders:  # more went while it was waited for a disk
+            raise SnapshotError(f"missing by now: {len(plan.numbers)}; may be ordered: {self.orders}")
+        before = {each.instance_id for each in plan.existing.instances}
+        made = len(plan.numbers)
         try:
-            if snapshot is None or any(each.is_stopped for each in before):
-                wish = RentalWish(self.run.nodes, self.settings.rental.hours, snapshot)
-                plan = when_free(partial(plan_up, self.cloud, self.settings, wish), wait=True, cloud=self.cloud)
-                apply_plan(self.cloud, self.settings, plan, self.say)
-            if snapshot is None:
-                self._deploy()
-            else:
-                self._rebuild()
+            apply_plan(self.cloud, self.settings, plan, self.say)
         finally:
-            self.orders -= len({each.instance_id for each in self._machines()} - {each.instance_id for each in before})
+            with suppress(CloudError):  # else as many as were wanted
+                made = len({each.instance_id for each in self._machines()} - before)
+            self.orders -= made
 
     def _deploy(self) -> None:
+        instances = self._machines()
         if code := base_deploy(self.settings, Phases()):
             raise SnapshotError(f"the base deploy ended with {code}")
-        self.cloud.tag("instance", [each.instance_id for each in self._machines()], {DEPLOYED_TAG: YES})
+        self.cloud.tag("instance", [each.instance_id for each in instances], {DEPLOYED_TAG: YES})
 
-    def _rebuild(self) -> None:
-        plans = partial(planned, self.cloud, self.settings, LATEST, self.run.nodes)
-        plan = when_free(plans, wait=True, cloud=self.cloud)
+    def _rebuild(self, nodes: int) -> None:
+        plan = planned(self.cloud, self.settings, LATEST, nodes)
         models = [self.workload.model_folder(name) for name in self.settings.models.names]
-        Rebuilding(self.cloud, self.settings, plan, "", models, lambda: None, self.say).do_all()
+        rebuilding = Rebuilding(self.cloud, self.settings, plan, "", models, lambda: None, self.say)
+        for step in plan.steps:
+            if step.kind in ("deploy", "warm"):
+                rebuilding.do(step)
 
     def _go_on(self) -> None:
-        self._asked = frozenset(each.private_address for each in members.usable(self._machines()))
-        self._asked_at = time.monotonic()
+        addresses = {each.private_address for each in members.usable(self._machines())}
         self.workload.go_on(self.run.run_id)
+        if self.run.is_active:
+            for each in addresses - self._had:
+                self._asked[each] = (time.monotonic(), self._asked.get(each, (0.0, 0))[1] + 1)
+        else:
+            step, times = self._resumed
+            self._resumed = (self.run.step, times + 1 if step == self.run.step else 1)
 
     def _tell_release(self, at: datetime) -> None:
-        if why := self.workload.tell_release(recovery.rented_nodes(self.cloud, self.settings)[0], at):
+        """From a thread of its own."""
+        cloud = open_cloud(self.settings)
+        if why := self.workload.tell_release(recovery.rented_nodes(cloud, self.settings)[0], at):
             raise SnapshotError(why)

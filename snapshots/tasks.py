@@ -14,7 +14,7 @@ from training.text.deferred import deferred
 with deferred():
     from inventory import phases as timing
     from inventory import settings as cluster_toml
-    from inventory.renting import cost, ledger, members, recovery, report, tags
+    from inventory.renting import cost, intents, ledger, members, recovery, report, tags
     from inventory.renting import disks as disk_plans
     from snapshots import create as creating
     from snapshots import keep as keeping
@@ -172,17 +172,15 @@ def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, yes: bool 
     workload: NodeWorkload = c.spotune.workload
     with sentences("no longer kept: the run continues as long as its machines; again: fab keep"):
         settings, cloud = _rented()
-        state = workload.run_state(cloud, settings, run)
-        if isinstance(state, str):
-            raise listing.SnapshotError(state)
-        if not (state.is_active or state.lacks_machines):
-            raise listing.SnapshotError(f"{state.reason}; only a run that is going on, or lost machines, can be kept")
-        machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
-        question = keeping.question(machines, state, replacements)
-        ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements))
-        end = keeping.Keeper(cloud, settings, workload, state, replacements, say).keep()
-    if not end.is_finished:
-        raise Exit(end.reason, FAILURE)
+        with intents.kept_alone(settings.name):
+            state = keeping.first_state(cloud, settings, workload, run)
+            machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
+            question = keeping.question(machines, state, replacements)
+            ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements))
+            keeper = keeping.Keeper(cloud, settings, workload, state, replacements, say)
+            reason = keeper.keep()
+    if not keeper.run.is_finished:
+        raise Exit(reason, FAILURE)
 
 
 def _price(cloud: Cloud, settings: Settings) -> cost.SnapshotPrice:
@@ -197,4 +195,6 @@ def _doctor(c: Context) -> None:
 
 
 snapshots = Collection("snapshots", create, list_snapshots, prune)
-namespace = Collection(snapshots, rebuild, keep)
+keeping_tasks = Collection("keep")
+keeping_tasks.add_task(keep, name="run", default=True)
+namespace = Collection(snapshots, keeping_tasks, rebuild)

@@ -15,7 +15,7 @@ with deferred():
     from inventory import setting_types
     from inventory import settings as cluster_toml
     from inventory.cloud import errors
-    from inventory.renting import access, members, report
+    from inventory.renting import access, intents, members, report
     from inventory.renting import disks as disk_plans
     from inventory.renting import down as removal
     from inventory.renting import machines as rented_machines
@@ -136,13 +136,14 @@ def down(
         lines, stopping = workload.lost_with(plan, agreed=yes, stop_run=stop_run, **protected)
         report.display(*lines, *report.down_lines(plan, settings))
         if not plan.is_empty:
-            flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
-            ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
-            if stopping:
-                workload.stop(stopping)
-                # nobody has read yet what it saved just now: where that would go, this refuses
-                workload.lost_with(plan, agreed=True, **protected)
-            removal.apply_down(cloud, settings, plan, say)
+            with intents.kept_alone(settings.name):
+                flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
+                ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
+                if stopping:
+                    workload.stop(stopping)
+                    # nobody has read yet what it saved just now: where that would go, this refuses
+                    workload.lost_with(plan, agreed=True, **protected)
+                removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:
         say(report.remaining_line(plan.remaining))
         return

@@ -31,7 +31,9 @@ class RunState:
     addresses: frozenset[str] = frozenset()
     """Private ones of the machines that it goes on with, or had last."""
     nodes: int = 0
-    """How many machines it had at most."""
+    """How many machines it has had."""
+    step: int | None = None
+    """Of its newest checkpoint."""
 
 
 class NodeWorkload(Protocol):
@@ -70,7 +72,8 @@ class NodeWorkload(Protocol):
         """Tell the head when the first machine is released; why it could not be told."""
 
     def run_state(self, cloud: Cloud, settings: Settings, run_id: str) -> RunState | str:
-        """What this run does, or the one that is going on; else why that is not known."""
+        """What this training does, or the one that is going on; else why that is not known. Raises RentError where that
+        is no run's id."""
 
     def go_on(self, run_id: str) -> None:
         """Let a run that ended go on, or one that goes on take in all machines there are."""

@@ -1,69 +1,77 @@
 """What a keeper does next, by what it sees of a run and its machines."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 
-from inventory.cloud.values import CLUSTER_TAG, Instance
-from inventory.renting import lease
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.renting import lease, members, tags
 from inventory.renting.workload import RunState
 from snapshots import keep
-from snapshots.keep import Keeper, Observed, next_action
-from snapshots.listing import YES
+from snapshots.keep import Keeper, KeepError, Observed, first_state, next_action, question
+from snapshots.listing import YES, SnapshotError
 from snapshots.steps import DEPLOYED_TAG
 
-GOES_ON = RunState("tiny-1", "running", is_active=True, addresses=frozenset({"10.0.0.1", "10.0.0.2"}), nodes=2)
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+RUN = "tiny-20260101-000000"
+GOES_ON = RunState(RUN, "running", is_active=True, addresses=frozenset({"10.0.0.1", "10.0.0.2"}), nodes=2, step=8)
 ON_ONE = replace(GOES_ON, addresses=frozenset({"10.0.0.1"}))
 LOST = replace(GOES_ON, is_active=False, lacks_machines=True)
-BOTH = Observed(GOES_ON, frozenset({"te1", "te2"}), {"te1": "10.0.0.1", "te2": "10.0.0.2"})
-ALONE = replace(BOTH, machines={"te1": "10.0.0.1"})
-ANEW = replace(BOTH, run=ON_ONE, machines={"te1": "10.0.0.1", "te2": "10.0.0.9"})
+BOTH = Observed(GOES_ON, {"te1": "10.0.0.1", "te2": "10.0.0.2"})
+ALONE = Observed(ON_ONE, {"te1": "10.0.0.1"}, missing=("te2",))
+ANEW = Observed(ON_ONE, {"te1": "10.0.0.1", "te2": "10.0.0.9"}, new=frozenset({"10.0.0.9"}))
+NONE = Observed(LOST, {}, missing=("te1", "te2"))
 
 
 @pytest.mark.parametrize(
     ("seen", "act"),
     [
         (BOTH, "wait"),
-        (replace(ALONE, leaving=frozenset({"10.0.0.2"})), "wait"),  # its ranks are still there
-        (replace(ALONE, run=ON_ONE, leaving=frozenset({"10.0.0.2"})), "replace"),
-        (replace(ALONE, run=ON_ONE), "replace"),
+        (replace(ALONE, run=GOES_ON, leaving=frozenset({"10.0.0.2"})), "wait"),  # its ranks are still there
+        (replace(ALONE, leaving=frozenset({"10.0.0.2"})), "replace"),
+        (ALONE, "replace"),
         (replace(ALONE, run=LOST), "replace"),
-        (replace(BOTH, run=LOST, machines={}), "replace"),
+        (NONE, "replace"),
         (replace(ANEW, bare=frozenset({"te2"})), "replace"),
         (ANEW, "go on"),
-        (replace(ANEW, asked=frozenset({"10.0.0.1", "10.0.0.9"})), "wait"),
+        (replace(ANEW, new=frozenset()), "wait"),  # it was asked, or left it out
         (replace(BOTH, run=LOST), "go on"),
-        (replace(BOTH, run=RunState("tiny-1", "finished", is_finished=True)), "end"),
-        (replace(ALONE, run=RunState("tiny-1", "failed: the loss is nan")), "end"),
+        (replace(BOTH, run=LOST, futile=keep.FUTILE), "end"),
+        (replace(BOTH, run=RunState(RUN, "finished", is_finished=True)), "end"),
+        (replace(ALONE, run=RunState(RUN, "failed: the loss is nan")), "end"),
+        # no more may be ordered
+        (replace(ALONE, missing=()), "wait"),
+        (replace(ALONE, missing=(), run=LOST), "go on"),
+        (replace(NONE, missing=()), "end"),
     ],
 )
 def test_what_is_done_next(seen, act):
-    assert next_action(seen, orders=2).act == act
-
-
-def test_no_more_is_ordered_than_was_allowed():
-    assert next_action(replace(ALONE, run=ON_ONE), orders=0).act == "wait"
-    assert next_action(replace(ALONE, run=LOST), orders=0).act == "end"
-    assert next_action(replace(BOTH, machines={}, run=LOST), orders=1).act == "end"
-    assert next_action(ANEW, orders=0).act == "go on"
+    assert next_action(seen).act == act
 
 
 class Stage:
     """A cloud and a workload that do as they are told; what was done."""
 
     def __init__(self):
-        self.there, self.state, self.done = {}, GOES_ON, []
+        self.there, self.state, self.done, self.owned, self.kept = {}, GOES_ON, [], (), ()
 
     def instances(self, tags):
         return tuple(self.there.values())
 
-    def stands(self, k, address, *, deployed=False, locks=()):
+    def disks(self, tags):
+        return self.owned
+
+    def stands(self, k, address, *, deployed=False, locks=(), status="Running"):
         tags = {CLUSTER_TAG: "demo"} | ({DEPLOYED_TAG: YES} if deployed else {})
-        at = datetime(2026, 11, 21, tzinfo=UTC)
-        machine = Instance(f"i-{address}", f"demo-te{k}", "Running", "t", "z", at, private_address=address, tags=tags)
+        machine = Instance(f"i-{address}", f"demo-te{k}", status, "t", "z", NOW, private_address=address, tags=tags)
         self.there[machine.instance_id] = replace(machine, locks=locks)
+
+    def goes(self, address):
+        del self.there[f"i-{address}"]
 
     def run_state(self, cloud, settings, run_id):
         return self.state
@@ -73,26 +81,45 @@ class Stage:
 
 
 @pytest.fixture
-def stage():
+def stage(monkeypatch):
+    monkeypatch.setattr(lease, "keep_machines", lambda *_: nullcontext())
+    monkeypatch.setattr(keep, "all_snapshots", lambda cloud, settings: cloud.kept)
     stage = Stage()
     stage.stands(1, "10.0.0.1")
     stage.stands(2, "10.0.0.2")
     return stage
 
 
+SETTINGS = SimpleNamespace(name="demo", rental=SimpleNamespace(nodes=2, hours=4))
+
+
 @pytest.fixture
 def keeper(stage):
-    return Keeper(stage, SimpleNamespace(name="demo"), stage, GOES_ON, 2, stage.done.append)
+    return Keeper(stage, SETTINGS, stage, GOES_ON, 2, stage.done.append)
 
 
 def test_machines_that_a_run_began_on_are_deployed_and_new_ones_are_not_until_they_are_tagged(keeper, stage):
     assert keeper._look() == BOTH
-    del stage.there["i-10.0.0.2"]
-    stage.stands(2, "10.0.0.9")
+    stage.goes("10.0.0.2")
     stage.state = ON_ONE
+    assert keeper._look() == ALONE
+    stage.stands(2, "10.0.0.9")
     assert keeper._look() == replace(ANEW, bare=frozenset({"te2"}))
     stage.stands(2, "10.0.0.9", deployed=True)
     assert keeper._look() == ANEW
+
+
+def test_as_many_machines_are_missing_as_may_be_ordered_whatever_their_numbers_are(keeper, stage):
+    stage.goes("10.0.0.2")
+    stage.stands(3, "10.0.0.3")
+    assert keeper._look().missing == ()
+    stage.goes("10.0.0.3")
+    keeper.orders = 0
+    assert keeper._look().missing == ()
+    stage.goes("10.0.0.1")
+    assert keeper._look().missing == ()
+    keeper.orders = 1
+    assert keeper._look().missing == ("te1",)
 
 
 def test_a_new_head_is_asked_once_it_is_deployed_and_one_that_goes_while_it_answers(keeper, stage):
@@ -101,31 +128,120 @@ def test_a_new_head_is_asked_once_it_is_deployed_and_one_that_goes_while_it_answ
     assert keeper._look().run == GOES_ON
     stage.state = "no answer"
     assert keeper._look().run.lacks_machines
-    del stage.there["i-10.0.0.1"]
+    stage.goes("10.0.0.1")
     stage.stands(1, "10.0.0.7")
-    stage.state = replace(GOES_ON, reason="of another day")
+    stage.state = replace(GOES_ON, is_active=False, reason="stopped when the snapshot was made")
     assert keeper._look().run.lacks_machines
+    keeper._head_is_new = True
     stage.stands(1, "10.0.0.7", deployed=True)
-    assert keeper._look().run == stage.state
+    assert keeper._look().run == replace(stage.state, lacks_machines=True)
+    stage.stands(1, "10.0.0.7", deployed=True, status="Stopped")
+    assert keeper._look().bare == {"te1"}
 
 
-def test_what_fails_is_tried_again_and_more_rarely_and_the_run_that_ends_ends_it(keeper, stage, monkeypatch):
-    monkeypatch.setattr(lease, "keep_machines", lambda *_: pytest.MonkeyPatch.context())
+def test_what_fails_is_tried_again_and_more_rarely_until_it_is_given_up(keeper, stage, monkeypatch):
     pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            monkeypatch.setattr(keep, "GIVE_UP_S", 0.0)
+
+    def sold_out(_):
+        raise CloudError("sold out", Kind.PASSING)
+
+    monkeypatch.setattr(keep.time, "sleep", pause)
+    monkeypatch.setattr(Keeper, "_replace", sold_out)
+    stage.goes("10.0.0.2")
+    stage.state = ON_ONE
+    with pytest.raises(KeepError, match="sold out"):
+        keeper.keep()
+    assert pauses == [60, 120, 240, 480, 900, 900]
+
+
+def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(keeper, stage, monkeypatch):
+    pauses, answers = [], iter(["no answer", "no answer", GOES_ON, replace(GOES_ON, is_active=False, is_finished=True)])
     monkeypatch.setattr(keep.time, "sleep", pauses.append)
-    answers = iter(["no answer", "no answer", GOES_ON, replace(GOES_ON, is_active=False, is_finished=True)])
     stage.run_state = lambda *_: next(answers)
-    assert keeper.keep().is_finished
+    assert keeper.keep() == GOES_ON.reason and keeper.run.is_finished
     assert pauses == [60, 120, 15]
 
 
-def test_a_run_is_not_asked_twice_at_once(keeper, stage):
+def test_a_run_is_asked_for_new_machines_alone_and_ever_more_rarely(keeper, stage):
     keeper._look()
+    stage.goes("10.0.0.2")
     stage.stands(2, "10.0.0.9", deployed=True)
-    del stage.there["i-10.0.0.2"]
     stage.state = ON_ONE
-    assert next_action(keeper._look(), 1).act == "go on"
-    keeper._go_on()
-    assert next_action(keeper._look(), 1).act == "wait"
-    keeper._asked_at -= keep.ASKED_S
-    assert next_action(keeper._look(), 1).act == "go on"
+    for times in (1, 2):
+        assert next_action(keeper._look()).act == "go on"
+        keeper._go_on()
+        assert next_action(keeper._look()).act == "wait"
+        at, asked = keeper._asked["10.0.0.9"]
+        assert asked == times
+        keeper._asked["10.0.0.9"] = (at - keep.ASKED_S * 4 ** (times - 1), asked)
+    stage.state = replace(ON_ONE, addresses=frozenset({"10.0.0.1", "10.0.0.9"}))
+    keeper._look()
+    stage.state = ON_ONE  # it left it out
+    keeper._asked.clear()
+    assert next_action(keeper._look()).act == "wait"
+
+
+def test_resumes_without_a_newer_checkpoint_end(keeper, stage):
+    stage.state = LOST
+    for _ in range(keep.FUTILE):
+        assert next_action(keeper._look()).act == "go on"
+        keeper._go_on()
+    assert next_action(keeper._look()).act == "end"
+    stage.state = replace(LOST, step=9)
+    assert next_action(keeper._look()).act == "go on"
+
+
+def disk(k, **more):
+    its = {"name": f"demo-te{k}-data", "tags": {CLUSTER_TAG: "demo", tags.NODE_TAG: f"te{k}"}, **more}
+    return Disk(f"d-{k}", str(k), "data", 120, "cloud_essd", "Available", "z", NOW, **its)
+
+
+def test_a_lost_head_gets_its_kept_disk_and_else_a_snapshot_that_has_the_run_or_none_is_ordered(keeper, stage):
+    stage.kept = (Snapshot("s-1", "n", "d-0", "data", 120, "accomplished", 100, True, NOW, tags={"spotune:run": RUN}),)
+    there = members.existing(stage, SETTINGS)
+    assert keeper._snapshot(there, head_is_gone=False) == stage.kept[0]
+    assert keeper._snapshot(there, head_is_gone=True) == stage.kept[0]
+    assert keeper._snapshot(replace(there, disks=(disk(1),)), head_is_gone=True) is None
+    stage.kept = (replace(stage.kept[0], tags={"spotune:run": "tiny-20250101-000000"}),)
+    with pytest.raises(KeepError, match=RUN):
+        keeper._snapshot(there, head_is_gone=True)
+
+
+def test_what_is_ordered_counts_also_where_it_does_not_come_up(keeper, stage, monkeypatch):
+    def order(*_):
+        stage.stands(2, "10.0.0.9")
+        raise CloudError("it does not start", Kind.WAIT)
+
+    stage.goes("10.0.0.2")
+    monkeypatch.setattr(keep, "apply_plan", order)
+    plan = SimpleNamespace(numbers=(2,), existing=members.existing(stage, SETTINGS))
+    with pytest.raises(CloudError):
+        keeper._order(plan)
+    assert keeper.orders == 1
+    with pytest.raises(SnapshotError):
+        keeper._order(replace_numbers(plan, (2, 3)))
+
+
+def replace_numbers(plan, numbers):
+    return SimpleNamespace(numbers=numbers, existing=plan.existing)
+
+
+def test_a_run_whose_head_is_gone_is_kept_by_its_name_and_none_that_is_over(stage):
+    assert first_state(stage, SETTINGS, stage, "") == GOES_ON
+    stage.state = "te1 is missing"
+    with pytest.raises(SnapshotError):
+        first_state(stage, SETTINGS, stage, RUN)
+    stage.goes("10.0.0.1")
+    assert first_state(stage, SETTINGS, stage, RUN).lacks_machines
+    with pytest.raises(SnapshotError):
+        first_state(stage, SETTINGS, stage, "")
+    stage.state = RunState(RUN, "finished", is_finished=True)
+    with pytest.raises(SnapshotError):
+        first_state(stage, SETTINGS, stage, RUN)
+    with pytest.raises(RentError):
+        question((), GOES_ON, -1)

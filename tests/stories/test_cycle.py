@@ -186,6 +186,7 @@ def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run
         with run.crawling():
             until(lambda: run.hosts() == NAMES, "it goes on with both", 300)
             run.wait_until_stepping()
+            assert rented.fab("down", "--yes", "--force").returncode == 2
         run.stop()
         assert keeping.wait(120) == 1
     rented.changed()

@@ -111,14 +111,17 @@ class TrainingWorkload:
         return ""
 
     def run_state(self, cloud: Cloud, settings: Settings, run_id: str) -> RunState | str:
+        if run_id and not run_folder.is_run_id(run_id):
+            raise errors.RentError(f"{run_id!r} is no run id like tiny-20260131-154500")
         try:
             with closing(head_node.RemoteHead(recovery.rented_nodes(cloud, settings)[0])) as head:
-                if not (run_id := run_id or runs.active(head)):
-                    return f"no run is going on on {head.name}"
+                run_id = run_id or runs.active(head)
+                if not run_id or not runs.is_training(run_id):
+                    return f"no training is going on on {head.name}; fab keep --run names one that is to go on"
                 if not head.ask(fs.exists, head.runs / run_id):
                     return RunState(run_id, reason=f"{run_id} is not on the disk of {head.name}")
                 seen, hosts = runs.look(head, run_id), runs.read_launch(head, run_id).hosts
-                nodes = len(lost_machines.nodes_of(head, run_id))
+                nodes, step = len(lost_machines.nodes_of(head, run_id)), runs.newest_checkpoint(head, run_id)
         except (InventoryError, head_node.HeadError, launch.LaunchError, OSError) as error:
             return str(error)
         lost = seen.state == "lost" or bool(seen.status and seen.status.cause.kind in follow.LOSSES)
@@ -131,6 +134,7 @@ class TrainingWorkload:
             lacks_machines=lost and not seen.active,
             addresses=frozenset(host.private_address for host in hosts),
             nodes=nodes,
+            step=step,
         )
 
     def go_on(self, run_id: str) -> None:
