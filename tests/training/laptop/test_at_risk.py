@@ -78,10 +78,11 @@ def test_only_a_run_on_machines_that_go_is_stopped_first(monkeypatch):
     assert TrainingWorkload().lost_with(plan(["te2"], ["te1", "te3"]), **asked) == ([], NEW)
 
 
-def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch):
+def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     stakes = [RUNNING, RunsAtRisk(unfinished=(STOPPED,))]
     monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
-    monkeypatch.setattr("inventory.settings.load_settings", lambda: None)
+    monkeypatch.setattr("inventory.settings.load_settings", lambda: SimpleNamespace(name="demo"))
     monkeypatch.setattr("inventory.renting.report.down_lines", lambda plan, settings: [])
     both, gone = DownPlan(plan(["te1", "te2"]).machines, (its_disk(),)), []
     monkeypatch.setattr("inventory.renting.down.plan_down", lambda *_, **__: both)
