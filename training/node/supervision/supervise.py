@@ -60,8 +60,8 @@ class Supervisor:
         """`before`: the nodes that the run had all the time."""
         self.launch, self.status, self._number = launch, RunStatus(launch), self._number + 1
         self._before = before
-        for host in launch.hosts:
-            self._absent.pop(host.place, None)
+        taken = {host.name for host in launch.hosts}  # also by another machine of that name
+        self._absent = {place: host for place, host in self._absent.items() if host.name not in taken}
         absent = {
             host: min(RETURN_S * 4.0 ** (self._losses[host.place] - 1), RETURN_MOST_S) for host in self._absent.values()
         }
