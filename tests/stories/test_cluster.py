@@ -264,7 +264,8 @@ def test_a_host_powered_off_is_named_and_the_run_goes_on_by_itself_with_the_othe
     assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 3
     shown = disturbed.local.fab("status", "--json").stdout
     runs = {each["run"]: each for each in json.loads(shown[shown.index("{") :])["runs"]}
-    assert (runs[disturbed.run_id]["state"], runs[disturbed.run_id]["reason"]) == ("running", reason)
+    shown = runs[disturbed.run_id]
+    assert (shown["state"], shown["reason"], shown["changes"]) == ("running", reason, 1) and shown["lost_s"] > 0
     disturbed.stop()
     assert disturbed.checkpoints()[-1] == disturbed.steps() < STEPS
     assert [name for name in NAMES[:3] if disturbed.ranks_on(name)] == []

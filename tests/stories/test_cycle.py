@@ -159,6 +159,8 @@ def test_a_run_whose_worker_is_taken_back_saves_and_goes_on_without_it(rented, s
     reason = run.status()["reason"]
     assert re.fullmatch(rf"{at}; saved at step {saved}; going on with te1 from step {saved}", reason), reason
     run.hold_beyond(saved + 2 * SAVE_EVERY)
+    status = run.status()
+    assert (status["changes"], status["lost_steps"]) == (1, 0) and 0 < status["lost_cost"] < status["lost_s"] / 100
     assert re.search(at, rented.fab("status").stdout)
 
 

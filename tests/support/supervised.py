@@ -61,6 +61,19 @@ PROGRAMS = {
         (run / 'checkpoints' / 'step-30').mkdir(parents=True, exist_ok=True)
         sys.exit(3)
     """,
+    "takes_steps": """
+        from datetime import UTC, datetime
+        from training.node.diagnosis.progress import STEP, ProgressFile
+        kept, progress = 2 if '--resume' in sys.argv else 0, ProgressFile(run, rank)
+        for step in range(kept, kept + 5):
+            progress.enter(step, STEP)
+            row = {'step': step, 'loss': 1.0, 'step_s': 0.25, 'time': datetime.now(UTC).isoformat()}
+            if rank == 0 and step > kept: (run / 'metrics.jsonl').open('a').write(json.dumps(row) + '\\n')
+            if rank == 0 and step == 2: (run / 'checkpoints' / 'step-2').mkdir(parents=True, exist_ok=True)
+        print('stepped', rank, 'of', os.environ['WORLD_SIZE'], flush=True)
+        wait_until((run / 'stop').exists)
+        sys.exit(3)
+    """,
     "starts_slowly": """
         wait_until((run / 'stop').exists)
         (run / 'checkpoints' / 'step-1').mkdir(parents=True, exist_ok=True)
@@ -126,7 +139,7 @@ PROGRAMS = {
 """What a rank does; `rank` and `run` are given, and what PROGRAM imports."""
 
 PROGRAM = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from training.run.events import EVENTS
 

@@ -19,7 +19,7 @@ from training.laptop import rental, runs
 from training.laptop.head_node import Head, HeadError
 from training.laptop.lost_machines import MachinesLeft, print_lost_machines
 from training.laptop.open_cluster import Session
-from training.laptop.run_look import RunLook, progress
+from training.laptop.run_look import RunLook, lost, progress
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
@@ -181,7 +181,8 @@ def print_outcome(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = F
 def ending(run_id: str, seen: RunLook) -> str:
     """How a run ended, in one line."""
     spent = f" ({seen.money} so far)" if seen.money else ""
-    return f"{run_id} {seen.state}{spent}{f': {seen.reason}' if seen.reason else ''}"
+    why = "; ".join(filter(None, (seen.reason, lost(seen.status) if seen.status else "")))
+    return f"{run_id} {seen.state}{spent}{f': {why}' if why else ''}"
 
 
 def memory_ladder(head: Head, run_id: str) -> list[str]:

@@ -12,11 +12,12 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from inventory.shown import age
 from inventory.terminal import console
 from training.cost.pace import cost_so_far
 from training.laptop.on_head.run_folders import LookAnswer
 from training.run.folder import ENDED, METRICS, STATUS, Status, begun, is_run_id, parse_metrics, parse_status
-from training.text.counts import money, size_text
+from training.text.counts import many, money, size_text
 from training.text.files import is_figure
 
 STEP_KEYS = frozenset({"step", "total_steps", "step_s", "loss", "lr", "tokens_per_s", "memory_gib"})
@@ -79,6 +80,10 @@ class RunLook:
             "loss": last.get("loss"),
             "cost": self.cost,
             "currency": self.status.currency if self.status else "",
+            "changes": self.status.changes if self.status else 0,
+            "lost_steps": self.status.lost_steps if self.status else 0,
+            "lost_s": self.status.lost_s if self.status else 0.0,
+            "lost_cost": self.status.lost_cost if self.status else None,
             "reason": self.reason,
         }
 
@@ -246,7 +251,21 @@ def news(seen: RunLook) -> list[str]:
     """What a run that goes on says of itself: that it is being stopped, and why; that it is far from its plan."""
     if seen.status is None or seen.status.over:
         return []
-    return [each for each in (seen.status.reason, off_plan(seen.status)) if each]
+    return [each for each in (seen.status.reason, *remarks(seen.status)) if each]
+
+
+def remarks(status: Status) -> list[str]:
+    """What else is to be known of a run; empty texts among them."""
+    return [lost(status), off_plan(status)]
+
+
+def lost(status: Status) -> str:
+    """What changes of machines took from a run; empty where there were none."""
+    if not status.changes:
+        return ""
+    took = [many(status.lost_steps, "step") if status.lost_steps else "", age(status.lost_s)]
+    took.append(money(status.lost_cost, status.currency))
+    return f"lost by {many(status.changes, 'change')} of machines: {', '.join(filter(None, took))}"
 
 
 def off_plan(status: Status) -> str:

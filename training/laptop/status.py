@@ -22,7 +22,7 @@ from training.laptop.head_node import Head, HereHead
 from training.laptop.on_head import run_folders
 from training.laptop.on_head.run_folders import DetailAnswer
 from training.laptop.open_cluster import Session, open_cluster
-from training.laptop.run_look import RunLook, number, off_plan
+from training.laptop.run_look import RunLook, number, remarks
 from training.laptop.start_lock import disk_record, under_notice, who_goes
 from training.recipe.base import Base
 from training.run import notices
@@ -94,7 +94,7 @@ def runs_table(looks: Sequence[RunLook]) -> None:
         step = f"{row['step']}/{row['total_steps']}" if row else "-"
         loss = number(row["loss"]) if row else "-"
         validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
-        reason = "; ".join(filter(None, (seen.reason, off_plan(seen.status) if seen.status else "")))
+        reason = "; ".join(filter(None, (seen.reason, *remarks(seen.status)))) if seen.status else seen.reason
         updated = f"{age(seen.age_s)} ago" if seen.status else "-"
         rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
     if not rows:

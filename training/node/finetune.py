@@ -255,6 +255,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
             memory_gib=round(max(held_by_ranks[::2]), 3),
             learned_tokens=learned,
             pairs=counted if recipe.is_dpo else None,
+            ranks=place.world_size,
             skipped=stepped.skipped,
             memory_reserved_gib=round(max(held_by_ranks[1::2]), 3) or None,
             **of_sums(correct, rewards, counted),

@@ -84,6 +84,9 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("exit_code", "failed_rank"), int | None),
     "failed_node": str | None,
     "currency": str,
+    **dict.fromkeys(("changes", "lost_steps"), int),
+    "lost_s": int | float,
+    "lost_cost": int | float | None,
     "last_lines": list,
     "supervisor_pid": int,
 }
@@ -196,6 +199,12 @@ class Status:
     planned_step_s: float | None = None
     measured_step_s: float | None = None
     """Both are told where a run is far from its plan."""
+    changes: int = 0
+    """How often it went on by itself with other machines, and has done steps since."""
+    lost_steps: int = 0
+    """Done again because of that; this and what follows in all starts of the run."""
+    lost_s: float = 0.0
+    lost_cost: float | None = None
 
     @property
     def over(self) -> bool:

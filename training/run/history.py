@@ -1,9 +1,10 @@
-"""What a run folder says of the past: each start (what was typed, on which machines, for how long; the supervisor
-writes them) and the adapters of earlier runs that this one continues."""
+"""What a run folder says of the past: each start of its ranks (on which machines, for how long, what the change of
+machines before it cost; the supervisor writes them) and the adapters of earlier runs that this one continues."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,12 +14,24 @@ from training.run.launch import Launch
 from training.text.files import ADAPTER_WEIGHTS, bounded_json, is_figure
 
 STARTS = "starts.jsonl"
-"""In the run folder, on the head: two lines a start, one at its beginning and one at its end."""
+"""In the run folder, on the head: a line at the beginning of a start and one at its end, and one at its first step
+where it began because machines changed."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a change of machines took from a run: all from its newest checkpoint to the next step."""
+
+    steps: int
+    """That were done, and had to be done again."""
+    seconds: float
+    cost: float | None = None
+    """Of the machines in that time; None where their price is not known."""
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """One start. Times are seconds since the epoch, on the head's clock."""
+    """One start of the ranks. Times are seconds since the epoch, on the head's clock."""
 
     at: float
     command: str
@@ -26,10 +39,20 @@ class RunStart:
     """None while it goes on, and where its supervisor was lost."""
     hosts: tuple[str, ...] = ()
     """Names of the machines."""
+    why: str = ""
+    """Why the machines changed, of a start that the supervisor made by itself."""
+    loss: Loss | None = None
+    """Of such a start that has done a step."""
 
 
-def note_start(run: Path, launch: Launch, at: float) -> None:
-    _append(run, {"at": at, "command": launch.command, "hosts": [host.name for host in launch.hosts]})
+def note_start(run: Path, launch: Launch, at: float, why: str = "") -> None:
+    hosts = [host.name for host in launch.hosts]
+    _append(run, {"at": at, "command": launch.command, "hosts": hosts, **({"why": why} if why else {})})
+
+
+def note_loss(run: Path, loss: Loss) -> None:
+    """Of the start that was noted last."""
+    _append(run, {"loss": asdict(loss)})
 
 
 def note_end(run: Path, at: float) -> None:
@@ -49,22 +72,31 @@ def read_starts(run: Path) -> list[RunStart]:
     for line in text.splitlines():
         try:
             row = bounded_json(line)
-            if not is_figure(row.get("at", row.get("ended"))):
-                continue
-            if "at" in row:
+            if is_figure(row.get("at")):
                 hosts = tuple(map(str, row["hosts"]))
-                starts.append(RunStart(float(row["at"]), str(row["command"]), hosts=hosts))
-            elif starts:
+                starts.append(RunStart(float(row["at"]), str(row["command"]), None, hosts, str(row.get("why", ""))))
+            elif starts and is_figure(row.get("ended")):
                 starts[-1] = replace(starts[-1], ended=float(row["ended"]))
+            elif starts and "loss" in row:
+                starts[-1] = replace(starts[-1], loss=_loss(row["loss"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             continue
     return starts
 
 
-def elsewhere(starts: Sequence[RunStart]) -> list[tuple[int, tuple[str, ...]]]:
-    """The numbers, from 1, and machines of those that ran on others than the last one."""
-    last = set(starts[-1].hosts) if starts else set()
-    return [(n, one.hosts) for n, one in enumerate(starts, 1) if last and one.hosts and {*one.hosts} != last]
+def _loss(row: Mapping[str, Any]) -> Loss:
+    if not (is_figure(row["steps"]) and is_figure(row["seconds"]) and (row["cost"] is None or is_figure(row["cost"]))):
+        raise ValueError(f"no loss: {row!r:.60}")
+    return Loss(int(row["steps"]), float(row["seconds"]), row["cost"])
+
+
+def lost_in_all(starts: Sequence[RunStart]) -> tuple[int, Loss]:
+    """How often the machines of a run changed by themselves, and what that took together: no cost where one of them is
+    not known."""
+    losses = [start.loss for start in starts if start.loss]
+    costs = [each.cost for each in losses]
+    cost = math.fsum(filter(None, costs)) if costs and None not in costs else None
+    return len(losses), Loss(sum(each.steps for each in losses), math.fsum(each.seconds for each in losses), cost)
 
 
 def seconds_of(starts: Sequence[RunStart], until: float) -> float:

@@ -107,9 +107,15 @@ ZH = {
     "the steps made": "已完成的步数",
     "tokens a step": "每步 token 数",
     "the planned seconds are times {factor}, as earlier runs were: {runs}": "计划时间按以往训练乘以 {factor}：{runs}",
+    # starts
+    "Starts": "各次启动",
+    "machines": "机器",
+    "began": "开始于",
+    "took": "用时",
+    "why the machines changed": "更换机器的原因",
+    "lost": "损失",
     # machines
     "Machines": "机器",
-    "Start {number} was on {hosts}.": "第 {number} 次启动用的是 {hosts}。",
     "name": "名称",
     "type": "规格",
     "zone": "可用区",

@@ -1,6 +1,8 @@
 """A run that loses nodes, and goes on: with those that are left, with those that come back, with new ones."""
 
+import json
 import os
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +15,12 @@ from tests.training.laptop.test_reclaim import notice
 from training.cost.memory import GIB
 from training.laptop.on_head import fs
 from training.node.supervision.end_processes import processes_of
+from training.node.supervision.pause import pause_after
 from training.node.supervision.regroup import FUTILE
 from training.plan.facts import Card, Known, NodeHardware
 from training.plan.refit import Members, RunMachines, members_text
 from training.run.causes import Cause
-from training.run.history import read_starts
+from training.run.history import Loss, read_starts
 from training.run.launch import Host, parse_launch
 
 pytestmark = pytest.mark.torch
@@ -53,6 +56,36 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_so(start_on_nodes, 
     first, second = read_starts(run_dir)
     assert (first.hosts, second.hosts) == (("te1", "te2", "te3"), ("te1", "te3")) and first.ended <= second.at
     assert processes_of(str(run_dir)) == []
+
+
+def test_what_a_change_of_machines_took_is_counted_and_kept(start_on_nodes):
+    run_dir, supervisor = start_on_nodes("takes_steps", hosts=THREE, before=plan_run)
+    wait_for_output(run_dir, 0, "stepped 0 of 3")
+    (run_dir.parent / "down" / "te2").touch()
+    until(lambda: status_of(run_dir).changes)
+    status = status_of(run_dir)
+    assert (status.changes, status.lost_steps) == (1, 2) and 0 < status.lost_s < 60  # 4 done, 2 in the checkpoint
+    assert status.lost_cost == pytest.approx(status.lost_s * 4 / 3600)
+    supervisor.terminate()
+    assert supervisor.wait(120) == 0
+    first, second = read_starts(run_dir)
+    assert (first.why, first.loss) == ("", None) and second.why
+    assert second.loss == Loss(2, status.lost_s, status.lost_cost)
+    assert status_of(run_dir).lost_steps == 2
+
+
+def test_a_pause_without_a_step_is_part_of_the_next_one(tmp_path):
+    def row(step, second):
+        at = datetime.fromtimestamp(second, UTC).isoformat()
+        return json.dumps({"step": step, "loss": 1.0, "step_s": 4.0, "time": at}) + "\n"
+
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(row(40, 1000) + row(41, 1004) + row(42, 1008))
+    first = pause_after(tmp_path, "te2 is lost", kept=40, began=500.0)
+    assert first.loss(1064.0, 36.0) == Loss(2, 60.0, 0.6)
+    metrics.write_text(row(40, 1000))  # a resume cut the rest, and was lost itself
+    assert pause_after(tmp_path, "again", kept=40, began=1060.0, earlier=first).loss(1164.0, None) == Loss(2, 160.0)
+    assert pause_after(tmp_path, "nothing saved", kept=None, began=990.0).loss(1090.0, None) == Loss(40, 100.0)
 
 
 def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_nodes):

@@ -29,12 +29,13 @@ from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
 from training.node.metrics.report import content, make_report, marks_of
 from training.node.metrics.run_tables import duration, plan_against_actual
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append
+from training.node.metrics.timeline import Lane, lanes
 from training.node.supervision.failure import ASKED
 from training.run.causes import Cause
 from training.run.evaluations import ALL, ALL_OF_ONE, ONE, PART, SCORES, trained_on
 from training.run.events import EVENTS, Resumed, Started, Told, row_of
 from training.run.folder import State, Status, status_text
-from training.run.history import note_end, note_start
+from training.run.history import Loss, note_end, note_loss, note_start, read_starts
 from training.run.launch import Host, Launch, launch_text, parse_launch
 from training.text.catalogue import EMPTY_ANSWER, ENGLISH, ZH, Words
 from training.text.files import sha256_of
@@ -575,13 +576,19 @@ def test_each_time_that_steps_were_done_again_is_marked_as_a_stop():
     assert [mark.step for mark in marks_of([], steps, "stopped")] == [4, 8]
 
 
-def test_starts_on_other_machines_than_the_last_are_named(tmp_path):
+def test_starts_are_shown_with_their_machines_and_what_a_change_took(tmp_path):
     run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
     launch = parse_launch((run / "launch.json").read_text())
     more = replace(launch, hosts=(*launch.hosts, replace(launch.hosts[0], name="te3")))
-    for each, at in ((more, BEGAN), (launch, BEGAN + 9), (launch, BEGAN + 19)):
-        note_start(run, each, at)
-    assert "Start 1 was on te1, te2, te3." in Page(make_report(run).read_text(encoding="utf-8")).texts
+    note_start(run, more, BEGAN)
+    note_end(run, BEGAN + 3600)
+    note_start(run, launch, BEGAN + 3600, EVIL)
+    note_loss(run, Loss(3, 65.0, 0.42))
+    starts = read_starts(run)
+    page = Page(make_report(run, language="zh").read_text(encoding="utf-8"))
+    assert {"te1, te2, te3", "1 小时 00 分", EVIL, "步数：3，1 分 05 秒，0.42 CNY"} <= {*page.texts}
+    halves = ((0.0, 66.667), (66.667, 33.333))
+    assert lanes(starts, BEGAN + 5400) == [Lane("te1", halves), Lane("te2", halves), Lane("te3", halves[:1])]
 
 
 def test_a_run_of_one_step_is_drawn_over_whole_steps():
@@ -679,7 +686,16 @@ def test_a_run_on_this_machine_is_told_in_the_language_of_cluster_toml_where_tha
     assert launch.language == language
 
 
-AT_HOME = ("metrics.jsonl", "status.json", "launch.json", "plan.json", "recipe.toml", "versions.json", EVENTS)
+AT_HOME = (
+    "metrics.jsonl",
+    "starts.jsonl",
+    "status.json",
+    "launch.json",
+    "plan.json",
+    "recipe.toml",
+    "versions.json",
+    EVENTS,
+)
 
 
 def fetched(run: Path, home: Path) -> Path:

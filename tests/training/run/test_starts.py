@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from training.run.history import STARTS, RunStart, elsewhere, note_end, note_start, read_starts, seconds_of
+from training.run.history import (
+    STARTS,
+    Loss,
+    RunStart,
+    lost_in_all,
+    note_end,
+    note_loss,
+    note_start,
+    read_starts,
+    seconds_of,
+)
 from training.run.launch import Launch
 
 LAUNCH = Launch("tiny-20260101-000000", "", (), "training.node.finetune", (), "python", {}, command="fab train")
@@ -32,14 +42,23 @@ def test_a_start_whose_supervisor_was_lost_counts_no_time_and_the_last_one_until
 def test_a_line_that_was_cut_hides_no_other(tmp_path):
     note_start(tmp_path, LAUNCH, 10.0)
     with (tmp_path / STARTS).open("a") as file:
-        file.write('{"ended": 1\n')
+        file.write('{"ended": 1\n{"loss": {"steps": 1, "seconds": "NaN", "cost": null}}\n')
     note_start(tmp_path, LAUNCH, 20.0)
-    assert [start.at for start in read_starts(tmp_path)] == [10.0, 20.0]
+    assert [(start.at, start.loss) for start in read_starts(tmp_path)] == [(10.0, None), (20.0, None)]
 
 
-def test_the_same_machines_in_another_order_are_no_others():
-    def on(*hosts):
-        return RunStart(0.0, "fab train", hosts=hosts)
-
-    assert elsewhere([on("te1", "te2", "te3"), on("te2", "te1"), on("te1", "te2")]) == [(1, ("te1", "te2", "te3"))]
-    assert elsewhere([on("te1"), on()]) == elsewhere([]) == []
+def test_what_changes_of_machines_took_is_added_up_and_costs_nothing_known_where_one_has_no_price(tmp_path):
+    why = "te2 is lost"
+    for at, loss in ((10.0, None), (20.0, Loss(3, 60.0, 0.5)), (30.0, Loss(1, 30.0, 0.25))):
+        note_start(tmp_path, LAUNCH, at, why if loss else "")
+        if loss:
+            note_loss(tmp_path, loss)
+        note_end(tmp_path, at + 9)
+    starts = read_starts(tmp_path)
+    assert [(start.why, start.loss, start.ended) for start in starts[::2]] == [
+        ("", None, 19.0),
+        (why, Loss(1, 30.0, 0.25), 39.0),
+    ]
+    assert lost_in_all(starts) == (2, Loss(4, 90.0, 0.75))
+    assert lost_in_all([*starts, replace(starts[1], loss=Loss(0, 10.0))]) == (3, Loss(4, 100.0))
+    assert lost_in_all(starts[:1]) == (0, Loss(0, 0.0))

@@ -29,7 +29,7 @@ GROUPS = {
         "rewards": REWARDS,
         "optimizer": ("lr", "grad_norm", "skipped"),
         "speed": ("tokens_per_s", "padded_tokens_per_s", "step_s", "mfu", "hfu", "communication_share"),
-        "device": ("gpu_utilization", "memory_gib", "memory_reserved_gib"),
+        "device": ("ranks", "gpu_utilization", "memory_gib", "memory_reserved_gib"),
     }.items()
     for key in keys
 }

@@ -27,6 +27,7 @@ from training.node.metrics import run_tables
 from training.node.metrics.against_plan import resumes_of
 from training.node.metrics.plots import Drawn, PlotMark, draw, plots
 from training.node.metrics.run_tables import NOT_KNOWN, RunCost, correction, moment, plan_against_actual, tiles
+from training.node.metrics.timeline import lanes, start_rows
 from training.node.supervision.failure import ASKED
 from training.run.causes import parse_cause
 from training.run.evaluations import read_evaluations
@@ -46,7 +47,7 @@ from training.run.folder import (
     parse_status,
     write_atomically,
 )
-from training.run.history import RunStart, elsewhere, read_starts, seconds_of
+from training.run.history import RunStart, read_starts, seconds_of
 from training.text.catalogue import Say, Words
 from training.text.counts import HOUR, bare, money
 from training.text.files import ADAPTER_CONFIG, BEST, object_in
@@ -115,7 +116,8 @@ def content(
     evaluations = [row for row in rows if "validation_loss" in row]
     predicted = plan.get("predicted") or {}
     starts = read_starts(run)
-    seconds = _seconds(status, starts, now)
+    until = float(status.get("ended") or now)
+    seconds = _seconds(status, starts, until)
     facts = facts or _facts(run)
     checkpoint, resumes = facts["checkpoint"], [(each.step, each.ranks) for each in resumes_of(run)]
     marks = marks_of([step for step, _ in resumes], steps, str(status.get("state")))
@@ -135,14 +137,15 @@ def content(
         "last_lines": status.get("last_lines") or (),
         "began": moment(starts[0].at if starts else status.get("started"), say),
         "made": moment(now, say),
-        "commands": [start.command for start in starts if start.command],
+        "commands": [start.command for start in starts if start.command and not start.why],
         "tiles": tiles(steps, evaluations, spent, say),
         "plots": [one for one in drawn if isinstance(one, Drawn)],
         "marks": marks,
         "plan": plan_against_actual(predicted, steps, seconds, [step for step, _ in resumes], say),
         "corrected": correction(predicted, say),
         "resumes": resumes,
-        "elsewhere": [(number, ", ".join(hosts)) for number, hosts in elsewhere(starts)],
+        "lanes": lanes(starts, until),
+        "starts": start_rows(starts, until, currency, say) if len(starts) > 1 else [],
         "machines": run_tables.machines(launch.get("hosts") or plan.get("hosts") or [], price_h, currency, say),
         "data": run_tables.data(data.get("report") or plan.get("data") or {}, data.get("validation") or {}),
         "files": [tuple(row) for row in facts["files"]],
@@ -200,12 +203,11 @@ def _checkpoint(folder: Path) -> int | None:
     return next((step for step in steps if checkpoint_name(step) == best), steps[-1] if steps else None)
 
 
-def _seconds(status: Row, starts: Sequence[RunStart], now: float) -> float | None:
+def _seconds(status: Row, starts: Sequence[RunStart], until: float) -> float | None:
     """Of all starts, where they were noted; else of the last one."""
     if not status.get("started"):
         return None
-    end = float(status.get("ended") or now)
-    return seconds_of(starts, end) if starts else end - status["started"]
+    return seconds_of(starts, until) if starts else until - status["started"]
 
 
 def main() -> None:

@@ -51,6 +51,8 @@ class StepMetrics:
     """Share of the step in which this rank waited for the others; None where it was not measured."""
     gpu_utilization: float | None = None
     """Mean over the step, 0 to 1; None without NVML."""
+    ranks: int = 1
+    """That took part in this step."""
     skipped: bool = False
     """No update: fp16's gradient overflowed."""
     memory_reserved_gib: float | None = None

@@ -42,6 +42,7 @@ from training.node.supervision.nodes import (
     ssh,
     unreachable,
 )
+from training.node.supervision.pause import Pause
 from training.node.supervision.regroup import OF_A_NODE, CannotGoOn
 from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
@@ -70,11 +71,15 @@ class Generation:
         status: RunStatus,
         notices: Path = reclaim.FOLDER,
         number: int = 1,
+        *,
         absent: Mapping[Host, float] | None = None,
+        pause: Pause | None = None,
     ) -> None:
         """`notices`: the folder where nodes leave the cloud's notices; `number`: from 1, of the run's; `absent`: nodes
-        that take part again once they have answered for so many seconds."""
+        that take part again once they have answered for so many seconds; `pause`: that the first step ends."""
         self._number, self._over = number, threading.Event()
+        self.pause = pause
+        """None once a step is finished."""
         self.ran = self.asked_by_user = False
         self.silent = set[str]()
         """The nodes that did not answer when the ranks had ended."""
@@ -188,6 +193,7 @@ class Generation:
             self._take_event(launcher)
             self._heed_notices()
             self._heed_admission()
+            self._heed_first_step()
             self.status.keep_fresh()
             now = time.monotonic()
             if self.stop_requested_at and (now - self.stop_requested_at > self._stop_grace_s() or now > self.leave_by):
@@ -225,6 +231,13 @@ class Generation:
         except CannotGoOn as error:
             self.status.change(reason=f"going on as before: {error}")
             say(self.status.value.reason)
+
+    def _heed_first_step(self) -> None:
+        """The machines have changed, and the run got on: that is what the change took."""
+        mark = read_progress(self.run_dir, 0) if self.pause else None
+        if self.pause and mark and mark.step > self.pause.kept:
+            self.status.note_loss(self.pause.loss(self.status.now(), self.launch.price_h))
+            self.pause = None
 
     def _stop_grace_s(self) -> float:
         """As planned; longer where three steps at the pace so far, and a minute to save, are more than that."""

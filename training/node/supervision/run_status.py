@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from training.node.supervision.launcher_output import say
 from training.run.folder import STATUS, State, Status, status_text, write_atomically
+from training.run.history import STARTS, Loss, RunStart, lost_in_all, note_loss, read_starts
 from training.run.launch import Launch
 
 STATUS_EVERY_S = 5.0
@@ -32,6 +34,7 @@ class RunStatus:
             price_h=launch.price_h,
             currency=launch.currency,
             spent_before=launch.spent_before,
+            **_losses(self._file.parent),
         )
 
     def now(self) -> float:
@@ -46,6 +49,14 @@ class RunStatus:
         """Other values, written at once."""
         self.value = self.value.changed(**values)
         self.refresh()
+
+    def note_loss(self, loss: Loss) -> None:
+        """What the change of machines before this start took."""
+        try:
+            note_loss(self._file.parent, loss)
+        except OSError as error:
+            say(f"{STARTS}: {error}")
+        self.change(**_losses(self._file.parent))
 
     def keep_fresh(self) -> None:
         """Whoever looks sees by its age that the supervisor lives."""
@@ -62,3 +73,12 @@ class RunStatus:
             write_atomically(self._file, status_text(self.value))
         except OSError as error:
             say(f"{STATUS}: {error}")
+
+
+def _losses(run: Path) -> dict[str, Any]:
+    """Of all starts, as the status has them."""
+    starts: list[RunStart] = []
+    with contextlib.suppress(OSError):
+        starts = read_starts(run)
+    changes, lost = lost_in_all(starts)
+    return {"changes": changes, "lost_steps": lost.steps, "lost_s": lost.seconds, "lost_cost": lost.cost}

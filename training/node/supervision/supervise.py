@@ -25,6 +25,7 @@ from training.node.supervision.failure import ASKED, Verdict
 from training.node.supervision.generation import Generation, disk_cure
 from training.node.supervision.launcher_output import say
 from training.node.supervision.nodes import RESERVE, unreachable
+from training.node.supervision.pause import Pause, pause_after
 from training.node.supervision.regroup import OF_A_NODE, Attempts, CannotGoOn, Remains, learn, named, remaining
 from training.node.supervision.run_status import RunStatus
 from training.node.supervision.waiting import Waiting
@@ -56,8 +57,8 @@ class Supervisor:
         launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self._begin(launch, launch.hosts)
 
-    def _begin(self, launch: Launch, before: tuple[Host, ...]) -> None:
-        """`before`: the nodes that the run had all the time."""
+    def _begin(self, launch: Launch, before: tuple[Host, ...], pause: Pause | None = None) -> None:
+        """`before`: the nodes that the run had all the time; `pause`: since it had others."""
         self.launch, self.status, self._number = launch, RunStatus(launch), self._number + 1
         self._before = before
         taken = {host.name for host in launch.hosts}  # also by another machine of that name
@@ -65,7 +66,7 @@ class Supervisor:
         absent = {
             host: min(RETURN_S * 4.0 ** (self._losses[host.place] - 1), RETURN_MOST_S) for host in self._absent.values()
         }
-        self.generation = Generation(launch, self.status, self._notices, self._number, absent)
+        self.generation = Generation(launch, self.status, self._notices, self._number, absent=absent, pause=pause)
         if self._stop_requested:  # since
             self.generation.request_stop(by_user=True)
 
@@ -112,7 +113,8 @@ class Supervisor:
         for folder in (PROGRESS, *([PROFILE] if self._number == 1 else [])):
             shutil.rmtree(self.run_dir / folder, ignore_errors=True)
         self.status.write()
-        note_start(self.run_dir, self.launch, self.status.value.started)
+        why = self.generation.pause.why if self.generation.pause else ""
+        note_start(self.run_dir, self.launch, self.status.value.started, why)
 
     def _go_on(self, end: Verdict) -> Verdict | None:
         """Begin the next generation; how the run ended where there is none. Raises CannotGoOn, OSError."""
@@ -124,6 +126,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             note_end(self.run_dir, self.status.now())
         before = "" if end.cause.kind == "asked" else f"{end.reason}; "
+        began, unfinished = self.status.value.started, self.generation.pause
         launch = self._next_launch(end, remains)
         if isinstance(launch, Verdict):
             return launch
@@ -131,8 +134,10 @@ class Supervisor:
             saved = end.cause.saved is True
             return Verdict("stopped", ASKED[saved], Cause("asked", saved=saved))
         steady = {host.place for host in remains.steady} & {host.place for host in self.launch.hosts}
-        self._begin(launch, tuple(host for host in launch.hosts if host.place in steady))
         names = ", ".join(host.name for host in launch.hosts)
+        why = end.reason if before else f"going on with {names}"
+        pause = pause_after(self.run_dir, why, kept=step, began=began, earlier=unfinished)
+        self._begin(launch, tuple(host for host in launch.hosts if host.place in steady), pause)
         self.status.change(reason=f"{before}going on with {names} from step {step or 0}")
         say(self.status.value.reason)
         return None
