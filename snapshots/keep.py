@@ -153,6 +153,7 @@ class Keeper:
                         self.say(action.why)
                     said = action.why
                     if action.act == "end":
+                        self.workload.leave_idle()
                         return action.why
                     self._do(action)
                     pause_s, well_at = LOOK_S, time.monotonic()
@@ -163,6 +164,7 @@ class Keeper:
                     pause_s = min(max(AGAIN_S, 2 * pause_s), AGAIN_MOST_S)
                     self.say(f"{kind}{error}; again in {pause_s:.0f} s")
                     if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
+                        self.workload.leave_idle()
                         raise KeepError(f"given up: {kind}{error}") from error
                 time.sleep(pause_s)
 

@@ -10,11 +10,12 @@ from invoke import Collection, Context, Exit, task
 from inventory.command_line import FAILURE, ask, say, sentences, yes_command
 from inventory.renting.tasks import WAIT
 from training.text.deferred import deferred
+from training.text.problems import STOPPED
 
 with deferred():
     from inventory import phases as timing
     from inventory import settings as cluster_toml
-    from inventory.renting import cost, intents, ledger, members, recovery, report, tags
+    from inventory.renting import cost, keeper, ledger, members, recovery, report, tags
     from inventory.renting import disks as disk_plans
     from snapshots import create as creating
     from snapshots import keep as keeping
@@ -172,15 +173,17 @@ def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, yes: bool 
     workload: NodeWorkload = c.spotune.workload
     with sentences("no longer kept: the run continues as long as its machines; again: fab keep"):
         settings, cloud = _rented()
-        with intents.kept_alone(settings.name):
-            state = keeping.first_state(cloud, settings, workload, run)
+        with keeper.alone(settings.name):
             machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
+            keeper.refuse_another(machines, cloud.now())
+            state = keeping.first_state(cloud, settings, workload, run)
             question = keeping.question(machines, state, replacements)
             ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements))
-            keeper = keeping.Keeper(cloud, settings, workload, state, replacements, say)
-            reason = keeper.keep()
-    if not keeper.run.is_finished:
-        raise Exit(reason, FAILURE)
+            loop = keeping.Keeper(cloud, settings, workload, state, replacements, say)
+            with keeper.named(settings, say):
+                reason = loop.keep()
+    if not loop.run.is_finished:
+        raise Exit(reason, STOPPED if loop.run.is_stopped else FAILURE)
 
 
 def _price(cloud: Cloud, settings: Settings) -> cost.SnapshotPrice:

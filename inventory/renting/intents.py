@@ -182,13 +182,6 @@ class Intents:
             os.close(folder)
 
 
-def kept_alone(cluster: str) -> AbstractContextManager[None]:
-    """Hold the keeping of a cluster's machines: `fab keep` does, and whoever removes machines that it would replace.
-    Raises RentError where another process does."""
-    path = StateFiles.of(cluster).folder / "keep.busy"
-    return alone(path, "fab keep, which Ctrl-C ends, keeps the machines of this cluster")
-
-
 @contextmanager
 def alone(lock: Path, otherwise: str) -> Iterator[None]:
     """Hold a lock file for this process. Raises RentError where another one does, without waiting for it."""

@@ -36,6 +36,8 @@ DISK_TAG = "spotune:disk"
 APART = "apart"
 PLANNED_TAG = "spotune:planned"
 """On a machine: when it was to be released before it idled."""
+KEPT_TAG = "spotune:kept"
+"""On a machine: which other one keeps it, and until when it said so last (inventory/renting/keeper.py)."""
 _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 _LARGEST = 1e6
 """Beyond any price of an hour, and any disk in GiB."""

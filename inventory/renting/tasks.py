@@ -15,7 +15,7 @@ with deferred():
     from inventory import setting_types
     from inventory import settings as cluster_toml
     from inventory.cloud import errors
-    from inventory.renting import access, intents, members, report
+    from inventory.renting import access, keeper, members, report
     from inventory.renting import disks as disk_plans
     from inventory.renting import down as removal
     from inventory.renting import machines as rented_machines
@@ -111,7 +111,8 @@ def up(
         "others": "proceed even if machines, disks or snapshots are tagged with another owner",
         "anyway": "proceed even if a snapshot is still being stored; that snapshot then fails",
         "stop_run": "stop an active run first, as fab stop does",
-        "force": "proceed even if a run is active, checkpoints are lost that are nowhere else, or te1 does not answer",
+        "force": "proceed even if a run is active, checkpoints are lost that are nowhere else, te1 does not answer, or "
+        "fab keep on another machine would replace what is deleted",
         "record": RECORD,
     },
 )
@@ -136,7 +137,9 @@ def down(
         lines, stopping = workload.lost_with(plan, agreed=yes, stop_run=stop_run, **protected)
         report.display(*lines, *report.down_lines(plan, settings))
         if not plan.is_empty:
-            with intents.kept_alone(settings.name):
+            with keeper.alone(settings.name):
+                if not force:
+                    keeper.refuse_another((*plan.machines, *plan.remaining), cloud.now())
                 flags = {"disks": disks, "anyway": anyway, "others": others, "stop_run": stop_run, "force": force}
                 ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, record=record, **flags))
                 if stopping:

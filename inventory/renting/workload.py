@@ -26,6 +26,8 @@ class RunState:
     """What it is, and why."""
     is_active: bool = False
     is_finished: bool = False
+    is_stopped: bool = False
+    """Whether somebody asked it to stop."""
     lacks_machines: bool = False
     """Whether it ended because of machines, and goes on once they are there."""
     addresses: frozenset[str] = frozenset()
@@ -77,6 +79,9 @@ class NodeWorkload(Protocol):
 
     def go_on(self, run_id: str) -> None:
         """Let a run that ended go on, or one that goes on take in all machines there are."""
+
+    def leave_idle(self) -> None:
+        """Nobody keeps the machines any more: where nothing uses them they go as `hours_idle` says."""
 
     def trainings(self, cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
         """The trainings on the head that have a checkpoint, and their states, the oldest first; None where it does

@@ -79,6 +79,9 @@ class Stage:
     def go_on(self, run_id):
         self.done.append("go on")
 
+    def leave_idle(self):
+        self.done.append("idle")
+
 
 @pytest.fixture
 def stage(monkeypatch):
@@ -156,7 +159,7 @@ def test_what_fails_is_tried_again_and_more_rarely_until_it_is_given_up(keeper, 
     stage.state = ON_ONE
     with pytest.raises(KeepError, match="sold out"):
         keeper.keep()
-    assert pauses == [60, 120, 240, 480, 900, 900]
+    assert pauses == [60, 120, 240, 480, 900, 900] and stage.done[-1] == "idle"
 
 
 def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(keeper, stage, monkeypatch):
@@ -164,7 +167,7 @@ def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(ke
     monkeypatch.setattr(keep.time, "sleep", pauses.append)
     stage.run_state = lambda *_: next(answers)
     assert keeper.keep() == GOES_ON.reason and keeper.run.is_finished
-    assert pauses == [60, 120, 15]
+    assert pauses == [60, 120, 15] and stage.done[-1] == "idle"
 
 
 def test_a_run_is_asked_for_new_machines_alone_and_ever_more_rarely(keeper, stage):

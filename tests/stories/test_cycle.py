@@ -190,7 +190,7 @@ def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run
             run.wait_until_stepping()
             assert rented.fab("down", "--yes", "--force").returncode == 2
         run.stop()
-        assert keeping.wait(120) == 1
+        assert keeping.wait(120) == 3
     rented.changed()
     assert run.checkpoints()[-1] == run.steps() < STEPS
     replaced, *_, last = [line for line in log.read_text().splitlines() if re.match("to replace|tiny-|mine-", line)]

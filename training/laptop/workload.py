@@ -131,6 +131,7 @@ class TrainingWorkload:
             reason,
             is_active=seen.active,
             is_finished=seen.state == "finished",
+            is_stopped=seen.state == "stopped" and not lost,
             lacks_machines=lost and not seen.active,
             addresses=frozenset(host.private_address for host in hosts),
             nodes=nodes,
@@ -140,6 +141,13 @@ class TrainingWorkload:
     def go_on(self, run_id: str) -> None:
         with open_cluster.open_cluster(here=False) as cluster:
             resume_run.resume(cluster, run_id, "", {}, force=False)
+
+    def leave_idle(self) -> None:
+        try:
+            with open_cluster.open_cluster(here=False) as cluster:
+                rental.shorten_idle_lease(cluster)
+        except (InventoryError, head_node.HeadError) as error:
+            say(f"the machines stay as planned: {error}")
 
     def trainings(self, cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
         try:

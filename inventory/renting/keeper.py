@@ -1,0 +1,80 @@
+"""Who keeps a cluster's machines: `fab keep` rents anew what anybody else deletes, so it is known to all who might.
+
+On its own machine by a lock, which is free as soon as the process is gone; to other machines by a tag that is renewed.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
+
+from inventory.cloud.errors import RentError
+from inventory.cloud.opening import open_cloud
+from inventory.cloud.values import Instance
+from inventory.errors import InventoryError
+from inventory.renting import intents, tags
+from inventory.settings import Settings
+from inventory.shown import clock
+
+HELD = timedelta(minutes=10)
+"""After the last renewal."""
+RENEW_S = 120.0
+
+
+def alone(cluster: str) -> AbstractContextManager[None]:
+    """Keep a cluster's machines from here, or remove them: no other process of this machine does. Raises RentError
+    where one does."""
+    path = tags.StateFiles.of(cluster).folder / "keep.busy"
+    return intents.alone(path, "fab keep, which Ctrl-C ends, keeps the machines of this cluster")
+
+
+def refuse_another(machines: Sequence[Instance], now: datetime) -> None:
+    """Raises RentError where another machine keeps these, or did and was cut off just now. For who is `alone`: what a
+    tag says of this machine is over."""
+    for each in machines:
+        holder, _, moment = each.tags.get(tags.KEPT_TAG, "").rpartition(" ")
+        until = tags.moment_of({tags.KEPT_TAG: moment}, tags.KEPT_TAG)
+        if until and now < until <= now + HELD and holder != _me():
+            raise RentError(
+                f"fab keep on {holder.partition('/')[0]} keeps the machines of this cluster, and said so until "
+                f"{clock(until)}; end it there with Ctrl-C"
+            )
+
+
+@contextmanager
+def named(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
+    """Inside, other machines see that this one keeps the cluster's."""
+    over = threading.Event()
+    thread = threading.Thread(target=_renew, args=(settings, report, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(RENEW_S)
+
+
+def _renew(settings: Settings, report: Callable[[str], None], over: threading.Event) -> None:
+    """Until it is over; then no longer."""
+    said = ""
+    while True:
+        try:
+            cloud = open_cloud(settings)
+            if ids := [each.instance_id for each in cloud.instances(tags=tags.of_cluster(settings.name))]:
+                until = cloud.now() + (timedelta() if over.is_set() else HELD)
+                cloud.tag("instance", ids, {tags.KEPT_TAG: f"{_me()} {tags.moment(until)}"})
+        except InventoryError as error:  # the next time may go well
+            if said != (said := type(error).__name__):
+                report(f"other machines cannot see that this one keeps the cluster: {error}")
+        if over.is_set():
+            return
+        over.wait(RENEW_S)
+
+
+def _me() -> str:
+    """This machine, by its name and an address of its hardware."""
+    return f"{platform.node()[:60] or 'another machine'}/{uuid.getnode():x}"

@@ -1,0 +1,53 @@
+"""One machine at a time keeps a cluster's machines, and the others know."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from inventory.cloud.errors import RentError
+from inventory.renting import keeper, tags
+from tests.support.paper_cluster import PaperCluster
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        cluster.up(2)
+        yield cluster
+
+
+def machines(cluster):
+    return cluster.cloud.instances(tags=tags.of_cluster("demo"))
+
+
+def test_other_machines_see_who_keeps_a_cluster_and_its_own_goes_by_its_lock(cluster, monkeypatch):
+    now = cluster.cloud.now()
+    with keeper.named(cluster.settings, pytest.fail):
+        kept = until(lambda: [each for each in machines(cluster) if tags.KEPT_TAG in each.tags], "it is told")
+        assert len(kept) == 2
+        keeper.refuse_another(kept, now)
+        with monkeypatch.context() as elsewhere, pytest.raises(RentError):
+            elsewhere.setattr(keeper, "_me", lambda: "laptop-b/1")
+            keeper.refuse_another(machines(cluster), now)
+    monkeypatch.setattr(keeper, "_me", lambda: "laptop-b/1")
+    keeper.refuse_another(machines(cluster), now + timedelta(seconds=5))
+    keeper.refuse_another(kept, now + keeper.HELD + timedelta(seconds=5))  # one that was killed
+    with keeper.alone("demo"), pytest.raises(RentError), keeper.alone("demo"):
+        pass
+
+
+@pytest.mark.parametrize("value", ["", "laptop-a/1", "laptop-a/1 soon", "laptop-a/1 2999-01-01T00:00:00Z"])
+def test_a_tag_that_says_nothing_sensible_refuses_nobody(cluster, value):
+    (first, *_) = machines(cluster)
+    keeper.refuse_another([replace(first, tags={tags.KEPT_TAG: value})], cluster.cloud.now())
+
+
+def test_machines_that_another_machine_keeps_are_not_kept_from_here_too_and_go_by_force(cluster):
+    until_then = tags.moment(cluster.cloud.now() + keeper.HELD)
+    ids = [each.instance_id for each in machines(cluster)]
+    cluster.cloud.tag("instance", ids, {tags.KEPT_TAG: f"laptop-b/1 {until_then}"})
+    refused = cluster.fab("keep", "--yes", "--run", "tiny-20260101-000000")
+    assert refused.returncode == 2 and "laptop-b" in refused.stderr
+    assert cluster.fab("down", "te2", "--yes", "--force").returncode == 0
