@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -161,6 +161,17 @@ class Network(Section):
     """In Gbit/s; 0: unknown. `fab check` compares what it measures with it."""
 
 
+NotifyKind = Literal["ended", "failed", "reclaimed", "healed", "waiting", "budget"]
+
+
+class Notify(Section):
+    """What of a run is told to people, and where the addresses are. They are secrets: none stands here."""
+
+    file: UserPath = Field(default=Path("~/.config/spotune/notify"), validate_default=True)
+    """One apprise URL a line, readable by its owner alone; SPOTUNE_NOTIFY in the environment takes its place."""
+    on: Annotated[tuple[NotifyKind, ...], Field(strict=False)] = get_args(NotifyKind)
+
+
 RENTED = ("aliyun",)
 """Providers that rent; each has a table of its name, an inventory file and an adapter (inventory/cloud/opening.py)."""
 
@@ -181,6 +192,7 @@ class Settings(Section):
     local: LocalCloud = LocalCloud()
     disk: DiskSettings = DiskSettings()
     network: Network = Network()
+    notify: Notify = Notify()
     mirrors: Mirrors = Mirrors()
     python: Python = Python()
     driver: Driver = Driver()

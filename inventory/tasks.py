@@ -1,4 +1,5 @@
-"""fab trust: whose host keys are trusted; fab ssh: a shell on a node. fab local.* are beside the local cloud."""
+"""fab trust: whose host keys are trusted; fab ssh: a shell on a node; fab notify: who is told of a run. fab local.* are
+beside the local cloud."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from invoke import Collection, Exit, task
 
 from inventory.command_line import agreed, say, sentences
+from inventory.errors import FAILURE
 from inventory.localcloud.tasks import local
 from training.text.deferred import deferred
 
 with deferred():
     from inventory import cluster as clusters
-    from inventory import hostkeys, known_hosts, ssh_program
+    from inventory import hostkeys, known_hosts, notify, ssh_program
     from inventory import nodes as node_list
     from inventory import settings as cluster_toml
     from inventory.renting import lease
@@ -126,4 +128,29 @@ def open_shell(c: Any, node: str = "", command: str = "") -> None:
             raise Exit("there is no ssh program on this machine; install OpenSSH's client", code=1) from None
 
 
-namespace = Collection(local, open_shell, trust)
+@task(auto_shortflags=False, help={"test": "send a test message to every address"})
+def notifications(c: Any, test: bool = False) -> None:
+    """Show who is notified of what becomes of a run, or send a test message."""
+    with sentences():
+        settings = cluster_toml.load_settings()
+        addresses = notify.configured_addresses(settings)
+        if not addresses:
+            none = f"notifications are off: {settings.notify.file} has no address, and {notify.VARIABLE} is not set"
+            if test:
+                raise notify.NotifyError(none)
+            say(none)
+            return
+        if not test:
+            say(f"to: {', '.join(address.scheme for address in addresses)}")
+            say(f"on: {', '.join(settings.notify.on) or 'nothing'}")
+            return
+        outcomes = notify.deliver(addresses, notify.trial_message(settings))
+        for address, reason in zip(addresses, outcomes, strict=True):
+            say(f"{address.scheme}: {f'not sent: {reason}' if reason else 'sent'}")
+    if any(outcomes):
+        raise Exit(f"{sum(map(bool, outcomes))} of {len(outcomes)} not sent", FAILURE)
+
+
+notify_tasks = Collection("notify")
+notify_tasks.add_task(notifications, name="run", default=True)
+namespace = Collection(local, notify_tasks, open_shell, trust)
