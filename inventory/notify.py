@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -266,16 +267,16 @@ def _opened(urls: Mapping[str, str]) -> tuple[NotifyAddress, ...]:
     logging.getLogger("apprise").setLevel(logging.DEBUG)
     for name in ("apprise", "urllib3.connectionpool"):
         logging.getLogger(name).addFilter(_keep_quiet)
-    asset = apprise.AppriseAsset(app_id="spotune", app_desc="spotune", async_mode=False)
+    has_deadline = "service_timeout" in signature(apprise.AppriseAsset).parameters  # from 2 on; it takes other threads
+    deadline = {"service_timeout": 0} if has_deadline else {}
+    asset = apprise.AppriseAsset(app_id="spotune", app_desc="spotune", async_mode=False, **deadline)
     addresses = []
     for place, url in urls.items():
         scheme = match[1].lower() if (match := SCHEME.match(url)) else ""
         service = _service(apprise.Apprise, url, asset)
         if service is None:
-            known = (
-                f"not an address that apprise knows: {scheme}://..." if scheme else "an address begins with SCHEME://"
-            )
-            raise NotifyError(f"{place}: {known}; https://github.com/caronc/apprise/wiki lists them")
+            wrong = f"apprise knows no such {scheme}:// address" if scheme else "an address begins with SCHEME://"
+            raise NotifyError(f"{place}: {wrong}; https://appriseit.com/services/ lists them")
         service.verify_certificate = True  # whatever the URL says
         if service.schema in ANSWERS_200_TO_ALL:
             _check_answers(service)

@@ -229,20 +229,13 @@ def test_certificates_are_verified_whatever_the_url_says(addresses):
     assert [service.verify_certificate for service in address.client] == [True]
 
 
-@pytest.mark.parametrize(
-    ("url", "plugin", "name"),
-    [
-        (f"dingtalk://{TOKEN}", "NotifyDingTalk", "notify_url"),
-        (f"wecombot://{TOKEN}", "NotifyWeComBot", "notify_url"),
-    ],
-)
-def test_a_refusal_that_is_an_http_200_is_no_success(addresses, inbox, monkeypatch, url, plugin, name):
-    addresses.write_text(url)
+@pytest.mark.parametrize(("scheme", "where"), [("dingtalk", "notify_url"), ("wecombot", "api_url")])
+def test_a_refusal_that_is_an_http_200_is_no_success(addresses, inbox, scheme, where):
+    addresses.write_text(f"{scheme}://{TOKEN}")
     (address,) = configured_addresses(settings_of(addresses))
     (service,) = address.client
-    assert type(service).__name__ == plugin
-    monkeypatch.setattr(service, name, f"http://{inbox.place}/?token={{token}}", raising=True)
-    monkeypatch.setattr(service, "api_url", f"http://{inbox.place}/", raising=False)
+    assert TOKEN in getattr(service, where).format(token=TOKEN)
+    setattr(service, where, f"http://{inbox.place}/")
     inbox.answer = json.dumps({"errcode": 310000, "errmsg": "keywords not in content"}).encode()
     assert deliver([address], ENDED) == ["errcode 310000"]
     inbox.answer = json.dumps({"errcode": 0, "errmsg": "ok"}).encode()
