@@ -38,10 +38,11 @@ KEPT_KEYS = 300
 """How many messages of a cluster are remembered as sent."""
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9]{0,19})://")
 OF_OWNER_ALONE = partial(os.open, mode=0o600)
-ANSWERS_200_TO_ALL = ("dingtalk", "wecombot")
-"""Services whose refusals are an HTTP 200 with an `errcode`, which apprise (2.3) takes for a success."""
+ANSWERS_200_TO_ALL = ("dingtalk", "feishu", "lark", "wecombot")
+"""Services that refuse with HTTP 200 and a code in the answer, which apprise takes for a success: of the first and the
+last in 2.3 too, of all in 1.9."""
 REASONS = (
-    (re.compile(r"\b(error|errcode|code)=(\d{1,9})\b"), r"\1 \2"),
+    (re.compile(r"\b(error|code)=(\d{1,9})\b"), r"\1 \2"),
     (re.compile(r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"), "its certificate is not trusted"),
     (re.compile(r"ProxyError|Cannot connect to proxy"), "the proxy does not let it through"),
     (re.compile(r"NameResolutionError|Name or service not known|getaddrinfo"), "its host name is not known"),
@@ -304,12 +305,12 @@ class _CheckedRequests:
         return getattr(self._requests, name)
 
     def post(self, *arguments: Any, **options: Any) -> Any:
-        """As `requests.post`, but an answer with an `errcode` is no success."""
+        """As `requests.post`, but an answer with another code than 0 is no success."""
         answer = self._requests.post(*arguments, **options)
         with suppress(ValueError):
             content = answer.json()
-            if isinstance(content, dict) and (code := content.get("errcode")):
-                raise self._requests.RequestException(f"errcode={code}")
+            if isinstance(content, dict) and (code := content.get("errcode") or content.get("code")):
+                raise self._requests.RequestException(f"code={code}")
         return answer
 
 

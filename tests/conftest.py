@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # Where no terminal is what is printed is wide, unless this says otherwise: as it does in xdist's workers.
 os.environ.pop("COLUMNS", None)
+# No test tells the developer's own chats what it does.
+os.environ.pop("SPOTUNE_NOTIFY", None)
 
 LONGEST_FIRST = (
     "stories/test_cluster.py",

@@ -120,6 +120,11 @@ ONLY = (
         "the vendor's SDK is slow to import and has one user",
     ),
     (
+        ("apprise",),
+        ("inventory/notify.py",),
+        "it is slow to import, optional, and logs the secrets in its addresses unless it is silenced first",
+    ),
+    (
         ("inventory.aliyun_ecs",),
         ("inventory/aliyun_ecs/*", "inventory/cloud/opening.py"),
         "ask inventory/cloud/port.py; which vendor answers says inventory/cloud/opening.py alone",
