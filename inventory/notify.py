@@ -116,7 +116,8 @@ class Notifier:
         self._queue.put(message)
 
     def close(self, wait_s: float = DELIVERY_S + 2) -> None:
-        """Wait until what was given to `send` is on its way, but no longer than `wait_s`."""
+        """Wait until what was given to `send` has been sent, but no longer than `wait_s`; the rest is dropped when the
+        program ends."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(wait_s)
@@ -174,7 +175,7 @@ class _Delivery(threading.Thread):
     def run(self) -> None:
         title = f"spotune: {self._message.title}"  # chat robots may demand a word, and this one is in all messages
         try:
-            sent = bool(self._client.notify(title=title, body=self._message.body, body_format="text"))
+            sent = bool(self._client.notify(title=title, body=self._message.body or title, body_format="text"))
         except Exception as error:  # of any of apprise's plugins; its text may have the URL in it
             self.outcome = type(error).__name__
         else:
@@ -279,6 +280,7 @@ def _opened(urls: Mapping[str, str]) -> tuple[NotifyAddress, ...]:
             wrong = f"apprise knows no such {scheme}:// address" if scheme else "an address begins with SCHEME://"
             raise NotifyError(f"{place}: {wrong}; https://appriseit.com/services/ lists them")
         service.verify_certificate = True  # whatever the URL says
+        service.request_rate_per_sec = 0  # else apprise waits 5.5 s between two messages, of the 10 that one has
         if service.schema in ANSWERS_200_TO_ALL:
             _check_answers(service)
         client = apprise.Apprise(asset=asset)

@@ -128,13 +128,16 @@ def test_two_processes_that_see_an_event_at_the_same_time_tell_it_once(addresses
         "from inventory import notify, settings\n"
         "notifier = notify.open_notifier(settings.load_settings(), print)\n"
         "notifier.send(notify.Message('k', 'failed', 't', 'b'))\n"
+        "print('given', flush=True)\n"
         "notifier.close()\n"
     )
     env = {**os.environ, "SPOTUNE_CLUSTER": str(toml)}
     inbox.answers.clear()
-    both = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=env) for _ in range(2)]
-    threading.Timer(0.5, inbox.answers.set).start()
-    assert [each.wait(60) for each in both] == [0, 0]
+    argv = [sys.executable, "-c", program]
+    both = [subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [each.stdout.readline() for each in both] == ["given\n"] * 2
+    inbox.answers.set()
+    assert [each.communicate(timeout=60)[0] for each in both] == [""] * 2
     assert len(inbox.received) == 1
 
 
