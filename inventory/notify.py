@@ -70,6 +70,10 @@ class Message:
     body: str
 
 
+Send = Callable[[Message], None]
+"""Hands a message over; whether and when it goes out is not waited for."""
+
+
 @dataclass(frozen=True)
 class NotifyAddress:
     """One place to send to."""
@@ -237,9 +241,11 @@ def trial_message(settings: Settings) -> Message:
 def configured_addresses(settings: Settings) -> tuple[NotifyAddress, ...]:
     """Where messages go: the addresses in the environment, else those of the file; none where neither is there. Raises
     NotifyError: others can read the file, apprise is not installed, or does not know an address."""
-    if words := os.environ.get(VARIABLE, "").split():
-        return _opened({f"{VARIABLE}, address {number}": url for number, url in enumerate(words, start=1)})
-    urls = _urls_of(settings.notify.file)
+    words = os.environ.get(VARIABLE)
+    if words is None:
+        urls = _urls_of(settings.notify.file)
+    else:
+        urls = {f"{VARIABLE}, address {number}": url for number, url in enumerate(words.split(), start=1)}
     return _opened(urls) if urls else ()
 
 

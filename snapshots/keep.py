@@ -18,6 +18,7 @@ from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, Snapshot
+from inventory.notify import Message, Send
 from inventory.phases import Phases
 from inventory.renting import lease, members, recovery, tags
 from inventory.renting.disks import when_free
@@ -131,6 +132,8 @@ class Keeper:
     orders: int
     """How many machines may still be ordered."""
     say: Callable[[str], None]
+    send: Send
+    """Tells people who do not watch."""
     _deployed: set[str] = field(default_factory=set)
     """Ids of machines that are known to have a base deploy, whatever their tags say."""
     _had: set[str] = field(default_factory=set)
@@ -145,7 +148,7 @@ class Keeper:
         """Why it ends: the run is over, or needs what may not be ordered. What fails is said and tried again, ever more
         rarely. Raises KeepError where that failed for too long."""
         said, pause_s, well_at = "", LOOK_S, time.monotonic()
-        with lease.keep_machines(self.settings, self.say, self._tell_release):
+        with lease.keep_machines(self.settings, self.say, self._tell_release, self.send):
             while True:
                 try:
                     action = next_action(self._look())
@@ -153,8 +156,7 @@ class Keeper:
                         self.say(action.why)
                     said = action.why
                     if action.act == "end":
-                        self.workload.leave_idle()
-                        return action.why
+                        return self._end(action.why)
                     self._do(action)
                     pause_s, well_at = LOOK_S, time.monotonic()
                 except KeepError:
@@ -164,9 +166,21 @@ class Keeper:
                     pause_s = min(max(AGAIN_S, 2 * pause_s), AGAIN_MOST_S)
                     self.say(f"{kind}{error}; again in {pause_s:.0f} s")
                     if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
-                        self.workload.leave_idle()
-                        raise KeepError(f"given up: {kind}{error}") from error
+                        raise KeepError(self._end(f"given up: {kind}{error}")) from error
                 time.sleep(pause_s)
+
+    def _end(self, why: str) -> str:
+        """What the run then needs is a person's."""
+        if self.run.lacks_machines or self.run.is_active:
+            title = f"{self.run.run_id} is no longer kept"
+            self.send(Message(f"{title} {self.run.step}: {why}"[:200], "waiting", title, why))
+        if self.run.is_finished:
+            try:
+                self.workload.fetch(self.run.run_id)
+            except Exception as error:  # it is on te1's disk all the same
+                self.say(f"{self.run.run_id} was not fetched ({error}): fab fetch")
+        self.workload.leave_idle()
+        return why
 
     def _do(self, action: NextAction) -> None:
         if action.act == "replace":
@@ -180,6 +194,8 @@ class Keeper:
         if not self._deployed:
             self._deployed = {each.instance_id for each in instances if each.private_address in self.run.addresses}
         self.run = self._run_now(instances)
+        for message in self.run.news:
+            self.send(message)
         self._had |= self.run.addresses
         standing = members.usable(instances)
         machines = dict(zip(members.names(standing), standing, strict=True))
@@ -282,6 +298,8 @@ class Keeper:
             for each in addresses - self._had:
                 self._asked[each] = (time.monotonic(), self._asked.get(each, (0.0, 0))[1] + 1)
         else:
+            title = f"{self.run.run_id} is resumed"
+            self.send(Message(f"{title} {self.run.step} {time.time():.0f}", "healed", title, self.run.reason))
             step, times = self._resumed
             self._resumed = (self.run.step, times + 1 if step == self.run.step else 1)
 

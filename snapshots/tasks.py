@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,14 @@ from training.text.deferred import deferred
 from training.text.problems import STOPPED
 
 with deferred():
+    from inventory import notify
     from inventory import phases as timing
     from inventory import settings as cluster_toml
     from inventory.renting import cost, keeper, ledger, members, recovery, report, tags
     from inventory.renting import disks as disk_plans
     from snapshots import create as creating
     from snapshots import keep as keeping
-    from snapshots import listing, pruning, show
+    from snapshots import listing, pruning, service, show
     from snapshots import rebuild as rebuilding
 
 if TYPE_CHECKING:
@@ -165,23 +167,31 @@ def rebuild(
     help={
         "run": "run to keep; default: the one that is going on",
         "replacements": "number of machines that may be ordered",
+        "install": "keep them as a systemd service of this machine, without a terminal",
         "yes": "do not ask",
     },
 )
-def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, yes: bool = False) -> None:
+def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, install: bool = False, yes: bool = False) -> None:
     """Replace the machines of a run that are taken back; the run continues."""
     workload: NodeWorkload = c.spotune.workload
     with sentences("no longer kept: the run continues as long as its machines; again: fab keep"):
         settings, cloud = _rented()
-        with keeper.alone(settings.name):
+        with keeper.alone(settings.name), closing(notify.open_notifier(settings, say)) as notifier:
             machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
             keeper.refuse_another(machines, cloud.now())
             state = keeping.first_state(cloud, settings, workload, run)
+            unit = service.service_of(settings.name, state.run_id, replacements)
+            if install:
+                service.try_environment(unit, ["status" if state.addresses else "cost"])
             question = keeping.question(machines, state, replacements)
-            ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements))
-            loop = keeping.Keeper(cloud, settings, workload, state, replacements, say)
-            with keeper.named(settings, say):
-                reason = loop.keep()
+            ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements, install=install))
+            if not install:
+                loop = keeping.Keeper(cloud, settings, workload, state, replacements, say, notifier.send)
+                with keeper.named(settings, say):
+                    reason = loop.keep()
+        if install:
+            service.install(unit, say)
+            return
     if not loop.run.is_finished:
         raise Exit(reason, STOPPED if loop.run.is_stopped else FAILURE)
 

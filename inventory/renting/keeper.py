@@ -29,7 +29,13 @@ def alone(cluster: str) -> AbstractContextManager[None]:
     """Keep a cluster's machines from here, or remove them: no other process of this machine does. Raises RentError
     where one does."""
     path = tags.StateFiles.of(cluster).folder / "keep.busy"
-    return intents.alone(path, "fab keep, which Ctrl-C ends, keeps the machines of this cluster")
+    ends = f"Ctrl-C ends it, or systemctl --user stop {service_name(cluster)}"
+    return intents.alone(path, f"fab keep keeps the machines of this cluster; {ends}")
+
+
+def service_name(cluster: str) -> str:
+    """Of `fab keep --install`."""
+    return f"spotune-keep-{cluster}.service"
 
 
 def refuse_another(machines: Sequence[Instance], now: datetime) -> None:

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import partial
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import Instance
 from inventory.errors import InventoryError
+from inventory.notify import Message, Send
 from inventory.renting import cost, disks, members, tags
 from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
@@ -142,13 +142,15 @@ def note_plan(cloud: Cloud, machine: Instance, target: datetime) -> None:
 
 
 @contextmanager
-def keep_machines(settings: Settings, report: Report, tell: Tell) -> Iterator[None]:
-    """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
+def keep_machines(settings: Settings, report: Report, tell: Tell, send: Send | None = None) -> Iterator[None]:
+    """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once.
+    `send`: tells people that the budget ends."""
     if not settings.is_rented:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_extend_until, args=(settings, report, tell, over), daemon=True)
+    arguments = (settings, report, tell, over, send)
+    thread = threading.Thread(target=_extend_until, args=arguments, daemon=True)
     thread.start()
     try:
         yield
@@ -156,13 +158,18 @@ def keep_machines(settings: Settings, report: Report, tell: Tell) -> Iterator[No
         over.set()
 
 
-def _extend_until(settings: Settings, report: Report, tell: Tell, over: threading.Event) -> None:
+def _extend_until(settings: Settings, report: Report, tell: Tell, over: threading.Event, send: Send | None) -> None:
     reported: set[str] = set()
 
     def once(what: str, line: str) -> None:
         if what not in reported:  # the lines differ: in times, in a request's id
             reported.add(what)
             report(line)
+
+    def over_budget(line: str) -> None:
+        once("budget", line)
+        if send:
+            send(Message(f"budget {settings.rental.budget:g}", "budget", f"the budget of {settings.name} ends", line))
 
     cloud, last = None, None
     while True:
@@ -173,7 +180,7 @@ def _extend_until(settings: Settings, report: Report, tell: Tell, over: threadin
             ahead = min(AHEAD, last - cloud.now())
             if ahead < AHEAD:
                 once("longest", f"after {LONGEST.days} days nothing extends the machines: fab up --hours N does")
-            end = extend(cloud, settings, ahead, partial(once, "budget"))
+            end = extend(cloud, settings, ahead, over_budget)
             doing = "told to the head, which still has the one before"
             if end is not None:
                 tell(end)

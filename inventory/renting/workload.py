@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # `fab --list` loads this file
 
     from inventory.cloud.port import Cloud
     from inventory.nodes import Node
+    from inventory.notify import Message
     from inventory.renting.down import DownPlan
     from inventory.settings import Settings
 
@@ -36,6 +37,8 @@ class RunState:
     """How many machines it has had."""
     step: int | None = None
     """Of its newest checkpoint."""
+    news: tuple[Message, ...] = ()
+    """What is told of it to people who do not watch."""
 
 
 class NodeWorkload(Protocol):
@@ -79,6 +82,9 @@ class NodeWorkload(Protocol):
 
     def go_on(self, run_id: str) -> None:
         """Let a run that ended go on, or one that goes on take in all machines there are."""
+
+    def fetch(self, run_id: str) -> None:
+        """Bring home what a run has learned."""
 
     def leave_idle(self) -> None:
         """Nobody keeps the machines any more: where nothing uses them they go as `hours_idle` says."""

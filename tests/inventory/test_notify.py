@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,51 +11,16 @@ import pytest
 from inventory import notify
 from inventory.notify import Message, NotifyError, configured_addresses, deliver, open_notifier
 from inventory.settings import Settings, SettingsError, load_settings
+from tests.support.inbox import TOKEN, open_inbox
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "s3cretTOKEN"
 ENDED = Message("run-1 ended", "ended", "run-1 has ended", "训练完成：损失 1.25")
-
-
-class Inbox(ThreadingHTTPServer):
-    """Takes what is posted to it."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Post)
-        self.received = []
-        self.status, self.answer = 200, b"{}"
-        self.answers = threading.Event()
-        self.answers.set()
-
-    @property
-    def place(self):
-        return f"127.0.0.1:{self.server_port}"
-
-    @property
-    def url(self):
-        return f"json://{self.place}/{TOKEN}"
-
-
-class Post(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.received.append(json.loads(body.decode("utf-8")))
-        self.server.answers.wait(20)
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(self.server.answer)
-
-    def log_message(self, *arguments):
-        pass
 
 
 @pytest.fixture
 def inbox():
-    with Inbox() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with open_inbox() as server:
         yield server
-        server.answers.set()
-        server.shutdown()
 
 
 @pytest.fixture

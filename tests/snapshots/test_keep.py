@@ -57,7 +57,7 @@ class Stage:
     """A cloud and a workload that do as they are told; what was done."""
 
     def __init__(self):
-        self.there, self.state, self.done, self.owned, self.kept = {}, GOES_ON, [], (), ()
+        self.there, self.state, self.done, self.owned, self.kept, self.told = {}, GOES_ON, [], (), (), []
 
     def instances(self, tags):
         return tuple(self.there.values())
@@ -79,6 +79,9 @@ class Stage:
     def go_on(self, run_id):
         self.done.append("go on")
 
+    def fetch(self, run_id):
+        self.done.append(f"fetch {run_id}")
+
     def leave_idle(self):
         self.done.append("idle")
 
@@ -98,7 +101,7 @@ SETTINGS = SimpleNamespace(name="demo", rental=SimpleNamespace(nodes=2, hours=4)
 
 @pytest.fixture
 def keeper(stage):
-    return Keeper(stage, SETTINGS, stage, GOES_ON, 2, stage.done.append)
+    return Keeper(stage, SETTINGS, stage, GOES_ON, 2, stage.done.append, stage.told.append)
 
 
 def test_machines_that_a_run_began_on_are_deployed_and_new_ones_are_not_until_they_are_tagged(keeper, stage):
@@ -160,6 +163,7 @@ def test_what_fails_is_tried_again_and_more_rarely_until_it_is_given_up(keeper, 
     with pytest.raises(KeepError, match="sold out"):
         keeper.keep()
     assert pauses == [60, 120, 240, 480, 900, 900] and stage.done[-1] == "idle"
+    assert [message.kind for message in stage.told] == ["waiting"]
 
 
 def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(keeper, stage, monkeypatch):
@@ -167,7 +171,7 @@ def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(ke
     monkeypatch.setattr(keep.time, "sleep", pauses.append)
     stage.run_state = lambda *_: next(answers)
     assert keeper.keep() == GOES_ON.reason and keeper.run.is_finished
-    assert pauses == [60, 120, 15] and stage.done[-1] == "idle"
+    assert pauses == [60, 120, 15] and stage.done[-2:] == [f"fetch {RUN}", "idle"] and stage.told == []
 
 
 def test_a_run_is_asked_for_new_machines_alone_and_ever_more_rarely(keeper, stage):

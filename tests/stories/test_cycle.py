@@ -15,7 +15,9 @@ import pytest
 
 from tests.support import tiny_adapter
 from tests.support.evidence import Evidence
+from tests.support.inbox import TOKEN, open_inbox
 from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in
+from tests.support.user_services import stand_in
 from tests.support.waiting import until
 from training.models import tiny
 from training.text.counts import money
@@ -63,6 +65,28 @@ def rented(request, tmp_path_factory, evidence, mine):
     cluster.serve()
     yield cluster
     cluster.leave()
+
+
+@pytest.fixture
+def inbox(rented, tmp_path):
+    """Where the cluster's notifications go: its address is in a file, as a service has no other."""
+    with open_inbox() as server:
+        (file := tmp_path / "notify").touch(mode=0o600)
+        file.write_text(server.url)
+        before = rented.toml.read_text()
+        rented.toml.write_text(f'{before}[notify]\nfile = "{file}"\n')
+        yield server
+        rented.toml.write_text(before)
+
+
+@pytest.fixture
+def service(rented, tmp_path, monkeypatch):
+    """The folder of what stands in for the user's systemd."""
+    monkeypatch.setitem(rented.env, "XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with stand_in(tmp_path / "bin") as folder:
+        monkeypatch.setitem(rented.env, "PATH", f"{folder}:{rented.env['PATH']}")
+        yield folder
+        rented.evidence.said("the service", (folder / "output").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -180,23 +204,29 @@ def test_when_its_time_has_come_the_worker_is_gone_and_the_head_is_not(rented):
     )
 
 
-def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run_without_a_person(rented, story):
+def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run_without_a_person(
+    rented, story, service, inbox
+):
     """The ranks stand still while it comes, but for a step now and then, as they are soon done."""
     run = story["run"]
     assert run.status()["state"] == "running"
-    with rented.started("fab", "keep", "--replacements", "1", "--yes") as (keeping, log):
-        with run.crawling():
-            until(lambda: run.hosts() == NAMES, "it goes on with both", 300)
-            run.wait_until_stepping()
-            assert rented.fab("down", "--yes", "--force").returncode == 2
-        run.stop()
-        assert keeping.wait(120) == 3
+    done = rented.fab("keep", "--install", "--replacements", "1", "--yes")
+    assert done.returncode == 0, done.stdout
+    log, code = service / "output", service / "code"
+    with run.crawling():
+        until(lambda: run.hosts() == NAMES, "it goes on with both", 300)
+        run.wait_until_stepping()
+        assert rented.fab("down", "--yes", "--force").returncode == 2
+    run.stop()
+    until(code.exists, "the service ends", 120)
+    assert code.read_text() == "3\n"
     rented.changed()
     assert run.checkpoints()[-1] == run.steps() < STEPS
     replaced, *_, last = [line for line in log.read_text().splitlines() if re.match("to replace|tiny-|mine-", line)]
     assert replaced.endswith(" te2") and last.startswith(run.run_id)
-    told = rented.fab("logs", "--follow", "--run", run.run_id)
-    assert told.returncode == 3, "it is not done"
+    assert rented.fab("logs", "--follow", "--run", run.run_id).returncode == 3, "it is not done"
+    titles = [each["title"].split(run.run_id)[1] for each in inbox.received]
+    assert "other machines" in titles[0] and titles[-1] == " stopped" and TOKEN not in log.read_text()
 
 
 def test_the_snapshot_keeps_the_data_disk(rented, story):

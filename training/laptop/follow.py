@@ -13,13 +13,15 @@ from types import FrameType
 
 from inventory.cloud.opening import open_cloud
 from inventory.errors import InventoryError
+from inventory.notify import Send
 from inventory.renting import members
 from training.cost.shape import read_outline
 from training.laptop import rental, runs
 from training.laptop.head_node import Head, HeadError
 from training.laptop.lost_machines import MachinesLeft, print_lost_machines
 from training.laptop.open_cluster import Session
-from training.laptop.run_look import RunLook, lost, progress
+from training.laptop.run_look import RunLook, ending, progress
+from training.laptop.run_news import RunNews
 from training.plan.ladder import ladder_lines, memory_options
 from training.recipe.recipe import Recipe
 from training.run.causes import CauseKind
@@ -51,12 +53,13 @@ class RunFailed(LaunchError):
     exit_code = FAILED
 
 
-def follow_training(cluster: Session, run_id: str) -> RunLook | None:
-    """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
-    a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is gone."""
+def follow_training(cluster: Session, run_id: str, send: Send | None = None) -> RunLook | None:
+    """A run shown until it is over, and told by `send`; None after Ctrl-C, with until when its machines are there, as
+    where a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is
+    gone."""
     try:
         with signals_as_ctrl_c():
-            if (seen := follow_run(cluster.head, run_id)) is None:
+            if (seen := follow_run(cluster.head, run_id, send)) is None:
                 rental.print_release_time(cluster)
     except HeadError as error:
         standing = print_lost_machines(cluster, run_id)
@@ -79,11 +82,17 @@ def _head_is_another(cluster: Session) -> bool:
         return False
 
 
-def follow_run(head: Head, run_id: str) -> RunLook | None:
+def follow_run(head: Head, run_id: str, send: Send | None = None) -> RunLook | None:
     """Show a run until it is over; None after Ctrl-C. Raises HeadError when the head stays away."""
+    news = RunNews(send)
+
+    def look() -> RunLook:
+        news.take(seen := runs.look(head, run_id))
+        return seen
+
     try:
         with progress(run_id) as show:
-            return watch(lambda: runs.look(head, run_id), show, HeadError)
+            return watch(look, show, HeadError)
     except KeyboardInterrupt:
         print_detached(run_id, head.here)
         return None
@@ -176,13 +185,6 @@ def print_outcome(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = F
     unsaved = cause == "asked" and not (seen.status and seen.status.cause.saved)
     if cause in NEXT_STEPS and runs.is_training(run_id) and not (ways_told or unsaved):
         print(NEXT_STEPS[cause].format(resume=resume_command(run_id, head.here)))
-
-
-def ending(run_id: str, seen: RunLook) -> str:
-    """How a run ended, in one line."""
-    spent = f" ({seen.money} so far)" if seen.money else ""
-    why = "; ".join(filter(None, (seen.reason, lost(seen.status) if seen.status else "")))
-    return f"{run_id} {seen.state}{spent}{f': {why}' if why else ''}"
 
 
 def memory_ladder(head: Head, run_id: str) -> list[str]:

@@ -299,3 +299,10 @@ def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
             printed.update(step=row["step"], at=time.monotonic())
 
     return show
+
+
+def ending(run_id: str, seen: RunLook) -> str:
+    """How a run ended, in one line."""
+    spent = f" ({seen.money} so far)" if seen.money else ""
+    why = "; ".join(filter(None, (seen.reason, lost(seen.status) if seen.status else "")))
+    return f"{run_id} {seen.state}{spent}{f': {why}' if why else ''}"

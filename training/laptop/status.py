@@ -17,12 +17,11 @@ from inventory.settings import load_settings
 from inventory.shown import age, clock, length
 from inventory.terminal import console, table
 from training.laptop import runs
-from training.laptop.follow import ending
 from training.laptop.head_node import Head, HereHead
 from training.laptop.on_head import run_folders
 from training.laptop.on_head.run_folders import DetailAnswer
 from training.laptop.open_cluster import Session, open_cluster
-from training.laptop.run_look import RunLook, number, remarks
+from training.laptop.run_look import RunLook, ending, number, remarks
 from training.laptop.start_lock import disk_record, under_notice, who_goes
 from training.recipe.base import Base
 from training.run import notices

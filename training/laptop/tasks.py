@@ -33,6 +33,7 @@ with deferred():
         rent_view,
         rental,
         resume_run,
+        run_news,
         runs,
         start_run,
         tunnels,
@@ -120,6 +121,7 @@ def train(
             base_model.check_python_here()
         if (by_hand := launchers.parse_by_hand(print)) and (resume is not None or dry or detach or debug_rank):
             raise launch.LaunchError("--print starts nothing: leave --resume, --dry, --detach and --debug-rank out")
+        send = stack.enter_context(run_news.opened_notifier(not (here or detach or dry or by_hand)))
         wish = start_run.TrainWish(model, data or (), overrides, from_adapter, skip_bad, dry, anyway, by_hand)
         if resume is None:
             cluster, request = stack.enter_context(start_run.cluster_and_request(wish, opened))
@@ -143,10 +145,10 @@ def train(
             rental.print_release_time(cluster)
             return
         with following.detached_on_interrupt(run_id, here):
-            stack.enter_context(rental.lease_extended(cluster))
+            stack.enter_context(rental.lease_extended(cluster, send))
             if debug_rank:
                 stack.enter_context(tunnels.reached(cluster, run_id))
-        if seen := following.follow_training(cluster, run_id):
+        if seen := following.follow_training(cluster, run_id, send):
             following.print_outcome_and_losses(cluster, run_id, seen)
             if not no_fetch and fetching.collect_results(cluster.head, run_id) is not None:
                 fetching.print_next_commands(cluster.head, run_id)
@@ -276,8 +278,8 @@ def logs(
         if not follow:
             status_of.show_log(cluster, run_id, status_of.LogPart("".join(chosen)), rank)
             return
-        with rental.lease_extended(cluster):
-            seen = following.follow_training(cluster, run_id)
+        with run_news.opened_notifier(not here) as send, rental.lease_extended(cluster, send):
+            seen = following.follow_training(cluster, run_id, send)
         if seen:
             following.print_outcome_and_losses(cluster, run_id, seen)
             fetching.print_results_place(cluster.head, run_id)

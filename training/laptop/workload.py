@@ -21,12 +21,14 @@ with deferred():
     from training.laptop import (
         at_risk,
         derived,
+        fetch,
         follow,
         head_node,
         lost_machines,
         open_cluster,
         rental,
         resume_run,
+        run_news,
         runs,
     )
     from training.laptop.on_head import fs
@@ -136,11 +138,16 @@ class TrainingWorkload:
             addresses=frozenset(host.private_address for host in hosts),
             nodes=nodes,
             step=step,
+            news=tuple(run_news.messages(seen)),
         )
 
     def go_on(self, run_id: str) -> None:
         with open_cluster.open_cluster(here=False) as cluster:
             resume_run.resume(cluster, run_id, "", {}, force=False)
+
+    def fetch(self, run_id: str) -> None:
+        with open_cluster.open_cluster(here=False) as cluster:
+            fetch.collect_results(cluster.head, run_id)
 
     def leave_idle(self) -> None:
         try:

@@ -42,6 +42,9 @@ class Staging:
     def recipes(self) -> Iterator[Recipe]:
         """With the whole table filled, one for every number of stages and of micro-batches held."""
         for stages in self._numbers_of_stages():
+            if stages > self.shape.layers:  # which is refused, whatever else the table says
+                yield self.recipe.model_copy(update={"pipeline": PipelineTable(stages=stages)})
+                continue
             copies = max(1, self.machines.ranks // stages)
             count = micro_steps(self.recipe.global_batch, copies, self.recipe.micro_batch)
             for held in self._held(stages, count):

@@ -186,7 +186,7 @@ def test_the_ways_on_after_a_reclaim_are_told_once(rented, at_hand, capsys):
 def test_a_head_that_stays_away_because_it_is_gone_is_told_too(rented, at_hand, capsys, monkeypatch):
     lose(rented, "te1")
 
-    def away(head, run_id):
+    def away(*_):
         raise HeadError("te1 has not answered for a while")
 
     monkeypatch.setattr(follow, "follow_run", away)
@@ -196,7 +196,7 @@ def test_a_head_that_stays_away_because_it_is_gone_is_told_too(rented, at_hand, 
 
 
 def test_after_ctrl_c_it_is_said_until_when_the_machines_are_there(rented, at_hand, capsys, monkeypatch):
-    monkeypatch.setattr(follow, "follow_run", lambda head, run_id: None)
+    monkeypatch.setattr(follow, "follow_run", lambda *_: None)
     assert follow.follow_training(at_hand, RUN) is None
     assert "nothing extends that" in capsys.readouterr().out
 
@@ -273,7 +273,7 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
 
 
 def test_a_head_that_stays_away_though_it_is_there_leaves_nobody_who_extends(rented, at_hand, capsys, monkeypatch):
-    def away(head, run_id):
+    def away(*_):
         raise HeadError("te1 has not answered for a while")
 
     monkeypatch.setattr(follow, "follow_run", away)
@@ -285,7 +285,7 @@ def test_a_head_that_stays_away_though_it_is_there_leaves_nobody_who_extends(ren
 def test_a_head_that_another_terminal_took_down_is_not_taken_for_the_one_made_after_it(
     rented, at_hand, capsys, monkeypatch
 ):
-    def away(head, run_id):
+    def away(*_):
         rented.down(disks=True)
         rented.up(3)
         raise HeadError("te1 has not answered for a while")

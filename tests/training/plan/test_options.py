@@ -376,3 +376,13 @@ def test_choosing_needs_no_torch():
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(told.stdout) == []
+
+
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_more_ranks_than_layers_are_no_stages_and_do_for_the_other_strategies(ranks):
+    shape = replace(known_shape(load_recipe("qwen2.5-0.5b").base_model), order=(0, 0))
+    recipe = load_recipe("qwen2.5-0.5b", ONE_STEP)
+    found = choose(shape, recipe, a10s(ranks, tcp(10)))
+    assert by_name(found)["pipeline"].refused and found.chosen.strategy != "pipeline"
+    named = with_changes(recipe, strategy="pipeline")
+    assert choose(shape, named, a10s(ranks, tcp(10)), free=("pipeline.layers",)).chosen is None
