@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 NO_VECTORS := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE
 
-.PHONY: demo demo-down test proof arithmetic gpu gpu-bundle card quick lint bench system
+.PHONY: demo demo-down test proof arithmetic gpu gpu-bundle card quick lint bench storm system
 
 demo: system $(VENV)/control
 	$(DEMO) PATH="$(CURDIR)/$(BIN):$$PATH" sh inventory/localcloud/demo.sh
@@ -73,6 +73,10 @@ lint: $(VENV)/control
 
 bench: system $(VENV)/bench
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.bench.run
+
+# A run through a spot market's storm, with nobody there: most of an hour. Writes storm.json.
+storm: system $(VENV)/tests
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.bench.storm
 
 # What the local cloud stands on. Named before it is installed; nothing happens when all is there.
 system:

@@ -14,7 +14,7 @@ from training.text.deferred import deferred
 
 with deferred():
     from inventory import settings as cluster_toml
-    from inventory.localcloud import control, network, served, shape
+    from inventory.localcloud import control, market, network, served, shape
     from inventory.localcloud import image as base_image
     from inventory.localcloud.ecs import catalogue, dispatch
 
@@ -184,4 +184,33 @@ def fault(
     say("no call goes wrong any more" if kind == "none" else f"{action}: {kind}")
 
 
-local = Collection("local", serve, down, status, cut, heal, reshape, off, on, reclaim, hurry, fault)
+@task(
+    name="market",
+    help={
+        "minutes": "how long it trades, by the cloud's clock",
+        "every": "mean seconds between two machines that it takes back",
+        "notice": "seconds of notice",
+        "silent": "percent that get no notice",
+        "heads": "percent that are te1",
+        "scarce": "mean seconds for which the type is then out of stock in the zone",
+        "seed": "the same number takes the same machines",
+    },
+)
+def spot_market(
+    c: Any,
+    minutes: float = 30.0,
+    every: float = 90.0,
+    notice: float = 60.0,
+    silent: float = 25.0,
+    heads: float = 10.0,
+    scarce: float = 60.0,
+    seed: int = 0,
+) -> None:
+    """Reclaim machines at random, as a spot market would, for some time."""
+    with sentences("the market is closed"):
+        traded = market.SpotMarket(seed, every, notice, silent / 100, heads / 100, scarce)
+        taken = market.trade(_places(), traded, 60 * minutes, say)
+    say(f"the market is closed; it took {taken} machines back")
+
+
+local = Collection("local", serve, down, status, cut, heal, reshape, off, on, reclaim, hurry, fault, spot_market)

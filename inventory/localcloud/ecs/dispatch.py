@@ -118,6 +118,11 @@ class FaultFile:
         with self._open() as file:
             _write(file, (*_read(file), fault))
 
+    def remove(self, fault: Fault) -> None:
+        """This one strikes no more."""
+        with self._open() as file:
+            _write(file, [each for each in _read(file) if each != fault])
+
     def clear(self) -> None:
         self.path.unlink(missing_ok=True)
 
