@@ -192,7 +192,6 @@ def fault(
         "notice": "seconds of notice",
         "silent": "percent that get no notice",
         "heads": "percent that are te1",
-        "scarce": "mean seconds for which the type is then out of stock in the zone",
         "seed": "the same number takes the same machines",
     },
 )
@@ -203,12 +202,11 @@ def spot_market(
     notice: float = 60.0,
     silent: float = 25.0,
     heads: float = 10.0,
-    scarce: float = 60.0,
     seed: int = 0,
 ) -> None:
     """Reclaim machines at random, as a spot market would, for some time."""
     with sentences("the market is closed"):
-        traded = market.SpotMarket(seed, every, notice, silent / 100, heads / 100, scarce)
+        traded = market.SpotMarket(seed, every, notice, silent / 100, heads / 100)
         taken = market.trade(_places(), traded, 60 * minutes, say)
     say(f"the market is closed; it took {taken} machines back")
 

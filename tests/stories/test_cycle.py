@@ -224,7 +224,7 @@ def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run
     assert run.checkpoints()[-1] == run.steps() < STEPS
     replaced, *_, last = [line for line in log.read_text().splitlines() if re.match("to replace|tiny-|mine-", line)]
     assert replaced.endswith(" te2") and last.startswith(run.run_id)
-    assert rented.fab("logs", "--follow", "--run", run.run_id).returncode == 3, "it is not done"
+    assert rented.fab("logs", "--follow", "--run", run.run_id).returncode == 3
     titles = [each["title"].split(run.run_id)[1] for each in inbox.received]
     assert "other machines" in titles[0] and titles[-1] == " stopped" and TOKEN not in log.read_text()
 
