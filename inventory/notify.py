@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
 import re
 import stat
@@ -34,6 +35,8 @@ VARIABLE = "SPOTUNE_NOTIFY"
 NO_APPRISE = "notifications need apprise, which is not installed: pip install -e '.[notify]'"
 DELIVERY_S = 10.0
 """How long an address has to take a message."""
+AGAIN_S = (60.0, 300.0)
+"""How long after a failed try the next one may come; after the last one no more do."""
 KEPT_KEYS = 300
 """How many messages of a cluster are remembered as sent."""
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9]{0,19})://")
@@ -74,6 +77,27 @@ Send = Callable[[Message], None]
 """Hands a message over; whether and when it goes out is not waited for."""
 
 
+PRESENT: frozenset[NotifyKind] = frozenset({"reclaimed", "waiting", "budget"})
+
+
+class News:
+    """Messages about something that is looked at again and again. What had happened before the first look is no news,
+    but for what still goes on then."""
+
+    def __init__(self, send: Send | None) -> None:
+        """`send` of None: nobody is to be told."""
+        self.send = send
+        self._old: set[str] | None = None
+
+    def take(self, messages: Sequence[Message]) -> None:
+        """What a look has shown."""
+        if self._old is None:
+            self._old = {message.key for message in messages if message.kind not in PRESENT}
+        for message in messages:
+            if self.send and message.key not in self._old:
+                self.send(message)
+
+
 @dataclass(frozen=True)
 class NotifyAddress:
     """One place to send to."""
@@ -81,6 +105,15 @@ class NotifyAddress:
     scheme: str
     client: Any = field(repr=False)
     """apprise with this one URL in it."""
+
+
+def notifier_or_none(settings: Settings, say: Callable[[str], None]) -> Notifier:
+    """As `open_notifier`, for work that goes on without notifications where they are not set up well; that is said."""
+    try:
+        return open_notifier(settings, say)
+    except NotifyError as error:
+        say(f"no notifications: {error}")
+        return Notifier((), (), _SentKeys(StateFiles.of(settings.name).folder), say)
 
 
 def open_notifier(settings: Settings, say: Callable[[str], None]) -> Notifier:
@@ -108,12 +141,19 @@ class Notifier:
         self._said = set[str]()
         self._queue = SimpleQueue[Message | None]()
         self._thread: threading.Thread | None = None
+        self._tries = dict[str, int]()
+        self._not_before = dict[str, float]()
+        """By the monotonic clock, of each key; while it is being sent, and once it is sent or given up: never."""
 
     def send(self, message: Message) -> None:
         """Send to all addresses, if its kind is wanted and no command of this machine has sent its key for this
-        cluster. Returns at once and raises nothing. A message that no address took may be sent again."""
+        cluster. Returns at once and raises nothing. A message that no address took may be sent again: those that come
+        too soon are dropped."""
         if not self._addresses or message.kind not in self._kinds:
             return
+        if time.monotonic() < self._not_before.get(message.key, 0.0):
+            return
+        self._not_before[message.key] = math.inf
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="notifier", daemon=True)
             self._thread.start()
@@ -129,22 +169,28 @@ class Notifier:
 
     def _work(self) -> None:
         while (message := self._queue.get()) is not None:
+            outcomes: list[str] = []
             try:
-                self._send_once(message)
+                outcomes = self._send_once(message)
             except OSError as error:
                 self._say_once(f"no notifications: {error.filename or self._sent.folder}: {error.strerror}")
+            tries = self._tries[message.key] = self._tries.get(message.key, 0) + 1
+            if "" not in outcomes and tries <= len(AGAIN_S):
+                self._not_before[message.key] = time.monotonic() + AGAIN_S[tries - 1]
 
-    def _send_once(self, message: Message) -> None:
-        """The lock is held while it is sent: another command that saw the same event waits, and then knows."""
+    def _send_once(self, message: Message) -> list[str]:
+        """What `deliver` gives. The lock is held while it is sent: another command that saw the same event waits, and
+        then knows. Raises OSError where nothing can be remembered; then nothing is sent."""
         with self._sent.locked() as keys:
             if message.key in keys:
-                return
+                return [""]
             outcomes = deliver(self._addresses, message)
             if "" in outcomes:
                 keys.append(message.key)
         for address, reason in zip(self._addresses, outcomes, strict=True):
             if reason:
                 self._say_once(f"no notification to {address.scheme}: {reason}; to try it: fab notify --test")
+        return outcomes
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -218,11 +264,11 @@ class _SentKeys:
             fcntl.flock(lock, fcntl.LOCK_EX)
             keys = self._read()
             before = len(keys)
-            yield keys
+            half = self.folder / "notified.half"
+            with open(half, "w", encoding="utf-8", opener=OF_OWNER_ALONE) as file:  # before anything is sent
+                yield keys
+                json.dump(keys[-KEPT_KEYS:], file)
             if len(keys) > before:
-                half = self.folder / "notified.half"
-                with open(half, "w", encoding="utf-8", opener=OF_OWNER_ALONE) as file:
-                    json.dump(keys[-KEPT_KEYS:], file)
                 half.replace(self.folder / "notified.json")
 
     def _read(self) -> list[str]:
@@ -287,6 +333,7 @@ def _opened(urls: Mapping[str, str]) -> tuple[NotifyAddress, ...]:
             raise NotifyError(f"{place}: {wrong}; https://appriseit.com/services/ lists them")
         service.verify_certificate = True  # whatever the URL says
         service.request_rate_per_sec = 0  # else apprise waits 5.5 s between two messages, of the 10 that one has
+        service.socket_read_timeout = DELIVERY_S  # else 4 s: less than a proxy far away may need
         if service.schema in ANSWERS_200_TO_ALL:
             _check_answers(service)
         client = apprise.Apprise(asset=asset)

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
@@ -169,7 +169,9 @@ def _extend_until(settings: Settings, report: Report, tell: Tell, over: threadin
     def over_budget(line: str) -> None:
         once("budget", line)
         if send:
-            send(Message(f"budget {settings.rental.budget:g}", "budget", f"the budget of {settings.name} ends", line))
+            month = f"{datetime.now(UTC):%Y-%m}"
+            title = f"the budget of {settings.name} ends"
+            send(Message(f"budget {settings.rental.budget:g} {month}", "budget", title, line))
 
     cloud, last = None, None
     while True:

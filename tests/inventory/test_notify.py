@@ -12,6 +12,7 @@ from inventory import notify
 from inventory.notify import Message, NotifyError, configured_addresses, deliver, open_notifier
 from inventory.settings import Settings, SettingsError, load_settings
 from tests.support.inbox import TOKEN, open_inbox
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 ENDED = Message("run-1 ended", "ended", "run-1 has ended", "训练完成：损失 1.25")
@@ -107,7 +108,8 @@ def test_two_processes_that_see_an_event_at_the_same_time_tell_it_once(addresses
 def test_only_the_last_keys_are_remembered(addresses, inbox, monkeypatch):
     monkeypatch.setattr(notify, "KEPT_KEYS", 2)
     addresses.write_text(inbox.url)
-    told(settings_of(addresses), *(Message(key, "ended", key, key) for key in "abca"))
+    for command in ("abc", "a"):
+        told(settings_of(addresses), *(Message(key, "ended", key, key) for key in command))
     assert [each["message"] for each in inbox.received] == ["a", "b", "c", "a"]
 
 
@@ -166,6 +168,32 @@ def test_a_server_that_is_down_is_one_sentence_without_the_token_and_the_message
     assert "json: " in line and "refused" in line and TOKEN not in line
     addresses.write_text(inbox.url)
     assert told(settings, ENDED) == [] and len(inbox.received) == 1
+
+
+@pytest.mark.parametrize(("pause_s", "posts"), [(60.0, 1), (0.0, 3)])
+def test_an_event_that_is_seen_at_each_look_is_tried_again_after_a_pause_and_not_for_ever(
+    addresses, inbox, monkeypatch, pause_s, posts
+):
+    monkeypatch.setattr(notify, "AGAIN_S", (pause_s,) * 2)
+    inbox.status = 400
+    addresses.write_text(inbox.url)
+    lines = []
+    notifier = open_notifier(settings_of(addresses), lines.append)
+    for _ in range(6):
+        notifier.send(ENDED)
+        until(notifier._queue.empty, "it is taken up")
+        until(lambda: notifier._tries.get(ENDED.key) == len(inbox.received), "it is through")
+    notifier.close()
+    assert (len(inbox.received), len(lines)) == (posts, 1)
+
+
+def test_what_cannot_be_remembered_is_not_sent(addresses, inbox):
+    addresses.write_text(inbox.url)
+    settings = settings_of(addresses)
+    told(settings)
+    folder = addresses.with_name("state") / "spotune" / "clusters" / settings.name
+    (folder / "notified.half").mkdir(parents=True)
+    assert len(told(settings, ENDED)) == 1 and inbox.received == []
 
 
 def test_one_address_that_takes_a_message_is_enough_to_remember_it(addresses, inbox):

@@ -97,10 +97,12 @@ def follow_run(head: Head, run_id: str, send: Send | None = None) -> RunLook | N
         print_detached(run_id, head.here)
         return None
     except HeadError as error:
-        raise HeadError(
+        lost = HeadError(
             f"{head.name} has not answered for a while ({error}); the run may well go on there. "
             f"Look again with: fab logs --follow --run {run_id}"
-        ) from error
+        )
+        news.lose(run_id, str(lost))
+        raise lost from error
 
 
 def watch(

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from inventory.shown import age
+from inventory.shown import age, length
 from inventory.terminal import console
 from training.cost.pace import cost_so_far
 from training.laptop.on_head.run_folders import LookAnswer
@@ -260,12 +260,13 @@ def remarks(status: Status) -> list[str]:
 
 
 def lost(status: Status) -> str:
-    """What changes of machines took from a run; empty where there were none."""
+    """What changes of machines cost a run; empty where there were none."""
     if not status.changes:
         return ""
-    took = [many(status.lost_steps, "step") if status.lost_steps else "", age(status.lost_s)]
-    took.append(money(status.lost_cost, status.currency))
-    return f"lost by {many(status.changes, 'change')} of machines: {', '.join(filter(None, took))}"
+    took = age(status.lost_s) if status.lost_s < 3600 else length(status.lost_s)
+    steps = many(status.lost_steps, "step") if status.lost_steps else ""
+    cost = ", ".join(filter(None, (steps, took, money(status.lost_cost, status.currency))))
+    return f"{many(status.changes, 'change')} of machines cost {cost}"
 
 
 def off_plan(status: Status) -> str:

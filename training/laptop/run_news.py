@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from inventory.notify import Message, Send, open_notifier
+from inventory.notify import Message, News, Send, notifier_or_none, open_notifier
 from inventory.settings import load_settings
 from training.laptop.run_look import RunLook, ending, headline, lost
 
 
 @contextmanager
-def opened_notifier(wanted: bool) -> Iterator[Send | None]:
-    """What sends messages, until what was sent is out; None where nobody is to be told. Raises NotifyError,
-    SettingsError."""
+def opened_notifier(wanted: bool, *, needed: bool = True) -> Iterator[Send | None]:
+    """What sends messages, until what was sent is out; None where nobody is to be told. Raises SettingsError, and
+    NotifyError where it is `needed`."""
     if not wanted:
         yield None
         return
-    with closing(open_notifier(load_settings(), print)) as notifier:
+    opened = open_notifier if needed else notifier_or_none
+    with closing(opened(load_settings(), print)) as notifier:
         yield notifier.send
 
 
 class RunNews:
-    """Of one run, as it is seen again and again. An end is news only to whoever saw it going on."""
+    """Of one run that is followed."""
 
     def __init__(self, send: Send | None) -> None:
-        self._send = send
-        self._was_active = False
+        self._news = News(send)
+        self._last: RunLook | None = None
 
     def take(self, seen: RunLook) -> None:
-        self._was_active |= seen.active
-        if self._send and self._was_active:
-            for message in messages(seen):
-                self._send(message)
+        """A run that seems dead without having ended gets a second look: it may be writing its last words."""
+        if seen.state != "lost" or (self._last and self._last.state == "lost"):
+            self._news.take(messages(seen))
+        self._last = seen
+
+    def lose(self, run_id: str, why: str) -> None:
+        """Its head does not answer any more."""
+        if self._news.send and self._last and self._last.active:
+            title = f"{run_id} is no longer followed"
+            self._news.send(Message(f"{title} {time.time():.0f}", "failed", title, why))
 
 
 def messages(seen: RunLook) -> list[Message]:
@@ -50,9 +58,9 @@ def messages(seen: RunLook) -> list[Message]:
         title = f"{run} goes on with other machines"
         found.append(Message(f"{run} change {status.changes}", "healed", title, f"{lost(status)}; {where}"))
     if status.cause.kind in ("reclaimed", "released"):
-        title = f"machines of {run} are taken back"
+        title = f"machines of {run} are {'taken back' if status.cause.kind == 'reclaimed' else 'released'}"
         found.append(Message(f"{run} {status.reason}", "reclaimed", title, f"{status.reason}; {where}"))
     if seen.state == "waiting":
-        key = f"{run} waiting {status.changes} {status.lost_steps}"
+        key = f"{run} waiting {status.started:.0f}"
         found.append(Message(key, "waiting", f"{run} waits for machines", f"{status.reason}; {where}"))
     return found

@@ -278,7 +278,7 @@ def logs(
         if not follow:
             status_of.show_log(cluster, run_id, status_of.LogPart("".join(chosen)), rank)
             return
-        with run_news.opened_notifier(not here) as send, rental.lease_extended(cluster, send):
+        with run_news.opened_notifier(not here, needed=False) as send, rental.lease_extended(cluster, send):
             seen = following.follow_training(cluster, run_id, send)
         if seen:
             following.print_outcome_and_losses(cluster, run_id, seen)

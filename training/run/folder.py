@@ -90,6 +90,7 @@ _KINDS: dict[str, Any] = {
     "last_lines": list,
     "supervisor_pid": int,
 }
+COUNTS = frozenset({"changes", "lost_steps", "lost_s", "lost_cost"})
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped"})
 _CHECKPOINT = re.compile(r"step-([0-9]{1,11})")
 _RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>[0-9]{8}-[0-9]{6})")
@@ -236,7 +237,7 @@ def parse_status(text: str) -> Status:
     for key, kinds in _KINDS.items():
         value = content.get(key)
         sized = is_figure(value) if isinstance(value, int | float) else isinstance(value, kinds)
-        if key in content and not (sized and isinstance(value, kinds)):
+        if key in content and not (sized and isinstance(value, kinds) and not (key in COUNTS and (value or 0) < 0)):
             raise ValueError(f"{key} is {value!r:.60}")
     if missing := {"run_id", "state"} - content.keys():
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")

@@ -85,7 +85,8 @@ def read_starts(run: Path) -> list[RunStart]:
 
 
 def _loss(row: Mapping[str, Any]) -> Loss:
-    if not (is_figure(row["steps"]) and is_figure(row["seconds"]) and (row["cost"] is None or is_figure(row["cost"]))):
+    values = (row["steps"], row["seconds"], *([] if row["cost"] is None else [row["cost"]]))
+    if not all(is_figure(value) and value >= 0 for value in values):
         raise ValueError(f"no loss: {row!r:.60}")
     return Loss(int(row["steps"]), float(row["seconds"]), row["cost"])
 

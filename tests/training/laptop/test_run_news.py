@@ -48,12 +48,35 @@ def test_what_is_seen_later_or_by_another_is_the_same_event_and_another_loss_is_
     assert messages(look(HEALED.changed(changes=2)))[0].key not in keys[2]
 
 
-def test_a_run_whose_supervisor_is_gone_has_failed_and_one_that_was_over_before_is_no_news():
+def told(*looks):
+    """The kinds of what a follower tells that sees these."""
     sent = []
     news = RunNews(sent.append)
-    news.take(look(FINISHED))
-    assert sent == []
-    news.take(look(RUNNING))
-    news.take(look(RUNNING, alive=False))
-    assert [message.kind for message in sent] == ["failed"]
+    for each in looks:
+        news.take(each)
+    return [message.kind for message in {message.key: message for message in sent}.values()]
+
+
+def test_what_was_before_the_first_look_is_no_news_and_what_still_goes_on_is():
+    assert told(look(FINISHED)) == []
+    assert told(look(HEALED), look(HEALED.changed(updated=99.0))) == []
+    assert told(look(HEALED), look(HEALED.changed(changes=2))) == ["healed"]
+    assert told(look(LEAVING), look(WAITS), look(HEALED), look(FINISHED)) == ["reclaimed", "waiting", "healed", "ended"]
+    assert told(look(RUNNING), look(WAITS), look(WAITS.changed(started=500.0))) == ["waiting", "waiting"]
+
+
+def test_a_run_that_seems_dead_is_looked_at_twice():
+    dead = look(RUNNING, alive=False)
+    assert told(look(RUNNING), dead, look(FINISHED)) == ["ended"]
+    assert told(look(RUNNING), dead, dead) == ["failed"]
     assert messages(RunLook(None, False, ())) == []
+
+
+@pytest.mark.parametrize(("last", "kinds"), [(look(RUNNING), ["failed"]), (look(FINISHED), [])])
+def test_that_a_head_is_silent_is_told_where_its_run_went_on(last, kinds):
+    sent = []
+    news = RunNews(sent.append)
+    news.take(last)
+    news.lose(RUN, "te1 has not answered for a while")
+    assert [message.kind for message in sent] == kinds
+    RunNews(None).lose(RUN, "nobody is to be told")

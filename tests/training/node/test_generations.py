@@ -20,6 +20,7 @@ from training.node.supervision.regroup import FUTILE
 from training.plan.facts import Card, Known, NodeHardware
 from training.plan.refit import Members, RunMachines, members_text
 from training.run.causes import Cause
+from training.run.folder import Status
 from training.run.history import Loss, read_starts
 from training.run.launch import Host, parse_launch
 
@@ -65,7 +66,7 @@ def test_what_a_change_of_machines_took_is_counted_and_kept(start_on_nodes):
     until(lambda: status_of(run_dir).changes)
     status = status_of(run_dir)
     assert (status.changes, status.lost_steps) == (1, 2) and 0 < status.lost_s < 60  # 4 done, 2 in the checkpoint
-    assert status.lost_cost == pytest.approx(status.lost_s * 4 / 3600)
+    assert status.lost_s * 4 < status.lost_cost * 3600 < status.lost_s * 6 + 1  # three machines, then two
     supervisor.terminate()
     assert supervisor.wait(120) == 0
     first, second = read_starts(run_dir)
@@ -81,11 +82,22 @@ def test_a_pause_without_a_step_is_part_of_the_next_one(tmp_path):
 
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(row(40, 1000) + row(41, 1004) + row(42, 1008))
-    first = pause_after(tmp_path, "te2 is lost", kept=40, began=500.0)
-    assert first.loss(1064.0, 36.0) == Loss(2, 60.0, 0.6)
+    four, one = (Status("r", "running", started=500.0, price_h=price_h) for price_h in (36.0, 9.0))
+    after = partial(pause_after, tmp_path, "te2 is lost", four)
+    first = after(kept=40, began=500.0)
+    on_one = one.changed(started=1024.0, spent_before=5.24)
+    assert first.loss(on_one, 1064.0) == Loss(2, 60.0, pytest.approx(0.3))  # 20 s of four machines, 40 s of one
     metrics.write_text(row(40, 1000))  # a resume cut the rest, and was lost itself
-    assert pause_after(tmp_path, "again", kept=40, began=1060.0, earlier=first).loss(1164.0, None) == Loss(2, 160.0)
-    assert pause_after(tmp_path, "nothing saved", kept=None, began=990.0).loss(1090.0, None) == Loss(40, 100.0)
+    assert after(kept=40, began=1060.0, earlier=first).loss(on_one.changed(price_h=None), 1164.0) == Loss(2, 160.0)
+    assert after(kept=None, began=990.0).loss(Status("r", "running"), 1090.0) == Loss(40, 100.0)
+
+
+def test_what_was_before_this_start_or_was_counted_is_not_lost_again(tmp_path):
+    yesterday = {"step": 120, "loss": 1.0, "step_s": 4.0, "time": datetime.fromtimestamp(1000, UTC).isoformat()}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(yesterday) + "\n")
+    status = Status("r", "running", started=90_000.0, price_h=36.0)
+    pause = pause_after(tmp_path, "te2 is lost", status, kept=120, began=90_000.0)
+    assert pause.loss(status, 90_200.0) == Loss(0, 200.0, pytest.approx(2.0))
 
 
 def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_nodes):

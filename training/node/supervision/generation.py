@@ -80,6 +80,8 @@ class Generation:
         self._number, self._over = number, threading.Event()
         self.pause = pause
         """None once a step is finished."""
+        self.counted_until = 0.0
+        """When that was, in seconds since 1970."""
         self.ran = self.asked_by_user = False
         self.silent = set[str]()
         """The nodes that did not answer when the ranks had ended."""
@@ -236,7 +238,8 @@ class Generation:
         """The machines have changed, and the run got on: that is what the change took."""
         mark = read_progress(self.run_dir, 0) if self.pause else None
         if self.pause and mark and mark.step > self.pause.kept:
-            self.status.note_loss(self.pause.loss(self.status.now(), self.launch.price_h))
+            self.counted_until = self.status.now()
+            self.status.note_loss(self.pause.loss(self.status.value, self.counted_until))
             self.pause = None
 
     def _stop_grace_s(self) -> float:

@@ -126,7 +126,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             note_end(self.run_dir, self.status.now())
         before = "" if end.cause.kind == "asked" else f"{end.reason}; "
-        began, unfinished = self.status.value.started, self.generation.pause
+        status, unfinished = self.status.value, self.generation.pause
         launch = self._next_launch(end, remains)
         if isinstance(launch, Verdict):
             return launch
@@ -136,7 +136,8 @@ class Supervisor:
         steady = {host.place for host in remains.steady} & {host.place for host in self.launch.hosts}
         names = ", ".join(host.name for host in launch.hosts)
         why = end.reason if before else f"going on with {names}"
-        pause = pause_after(self.run_dir, why, kept=step, began=began, earlier=unfinished)
+        began = self.generation.counted_until or status.started
+        pause = pause_after(self.run_dir, why, status, kept=step, began=began, earlier=unfinished)
         self._begin(launch, tuple(host for host in launch.hosts if host.place in steady), pause)
         self.status.change(reason=f"{before}going on with {names} from step {step or 0}")
         say(self.status.value.reason)
