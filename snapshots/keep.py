@@ -18,9 +18,9 @@ from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, Snapshot
-from inventory.notify import Message, Send
+from inventory.notify import Message, News, Send
 from inventory.phases import Phases
-from inventory.renting import lease, members, recovery, tags
+from inventory.renting import keeper, lease, members, recovery, tags
 from inventory.renting.disks import when_free
 from inventory.renting.machines import apply_plan
 from inventory.renting.members import Existing
@@ -97,14 +97,20 @@ def first_state(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id
     """Of the run that is to be kept: this one, also where its head is gone, or the one that is going on. Raises
     CloudError, and SnapshotError where it is over."""
     standing = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
-    state = workload.run_state(cloud, settings, run_id)
-    if isinstance(state, str):
-        if not run_id or 1 in map(members.number, standing):
-            raise SnapshotError(state)
-        state = RunState(run_id, state, lacks_machines=True, nodes=settings.rental.nodes)
+    state = _first_look(cloud, settings, workload, run_id)
     if not (state.is_active or state.lacks_machines):
         raise SnapshotError(f"{state.reason}; only a run that is going on, or that lost machines, can be kept")
     return replace(state, nodes=min(state.nodes, max(settings.rental.nodes, len(standing))))
+
+
+def _first_look(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id: str) -> RunState:
+    """Raises CloudError, and SnapshotError where a head that stands does not tell."""
+    state = workload.run_state(cloud, settings, run_id)
+    if isinstance(state, RunState):
+        return state
+    if not run_id or 1 in map(members.number, members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))):
+        raise SnapshotError(state)
+    return RunState(run_id, state, lacks_machines=True, nodes=settings.rental.nodes)
 
 
 def question(machines: Sequence[Instance], run: RunState, orders: int) -> str:
@@ -134,6 +140,10 @@ class Keeper:
     say: Callable[[str], None]
     send: Send
     """Tells people who do not watch."""
+    is_service: bool = False
+    """Nobody looked at the run before, or was asked just now: `run` has its id and number of nodes alone."""
+    note_orders: Callable[[int], None] = lambda orders: None
+    """Is told how many may still be ordered."""
     _deployed: set[str] = field(default_factory=set)
     """Ids of machines that are known to have a base deploy, whatever their tags say."""
     _had: set[str] = field(default_factory=set)
@@ -143,44 +153,55 @@ class Keeper:
     _resumed: tuple[int | None, int] = (None, 0)
     """The newest checkpoint at the last resume, and how many followed each other with it."""
     _head_is_new: bool = False
+    _has_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self._news = News(self.send)
 
     def keep(self) -> str:
         """Why it ends: the run is over, or needs what may not be ordered. What fails is said and tried again, ever more
-        rarely. Raises KeepError where that failed for too long."""
-        said, pause_s, well_at = "", LOOK_S, time.monotonic()
+        rarely. Raises KeepError where that failed for too long, or somebody else keeps the machines by now."""
         with lease.keep_machines(self.settings, self.say, self._tell_release, self.send):
-            while True:
-                try:
-                    action = next_action(self._look())
-                    if action.why not in ("", said):
-                        self.say(action.why)
-                    said = action.why
-                    if action.act == "end":
-                        return self._end(action.why)
-                    self._do(action)
-                    pause_s, well_at = LOOK_S, time.monotonic()
-                except KeepError:
-                    raise
-                except Exception as error:  # nobody watches: whatever it is, the next try may go well
-                    kind = "" if hasattr(error, "exit_code") else f"{type(error).__name__}: "
-                    pause_s = min(max(AGAIN_S, 2 * pause_s), AGAIN_MOST_S)
-                    self.say(f"{kind}{error}; again in {pause_s:.0f} s")
-                    if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
-                        raise KeepError(self._end(f"given up: {kind}{error}")) from error
-                time.sleep(pause_s)
+            why, failure = self._until_over()
+        self._end(why)
+        if failure:
+            raise KeepError(why) from failure
+        return why
 
-    def _end(self, why: str) -> str:
+    def _until_over(self) -> tuple[str, Exception | None]:
+        """Why it ends, and what failed for too long."""
+        said, pause_s, well_at = "", LOOK_S, time.monotonic()
+        while True:
+            try:
+                action = next_action(self._look())
+                if action.why not in ("", said):
+                    self.say(action.why)
+                said = action.why
+                if action.act == "end":
+                    return action.why, None
+                self._do(action)
+                pause_s, well_at = LOOK_S, time.monotonic()
+            except KeepError:
+                raise
+            except Exception as error:  # nobody watches: whatever it is, the next try may go well
+                kind = "" if hasattr(error, "exit_code") else f"{type(error).__name__}: "
+                pause_s = min(max(AGAIN_S, 2 * pause_s), AGAIN_MOST_S)
+                self.say(f"{kind}{error}; again in {pause_s:.0f} s")
+                if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
+                    return f"given up: {kind}{error}", error
+            time.sleep(pause_s)
+
+    def _end(self, why: str) -> None:
         """What the run then needs is a person's."""
         if self.run.lacks_machines or self.run.is_active:
             title = f"{self.run.run_id} is no longer kept"
-            self.send(Message(f"{title} {self.run.step}: {why}"[:200], "waiting", title, why))
+            self.send(Message(f"{title} {time.time():.0f}", "waiting", title, why))
         if self.run.is_finished:
             try:
                 self.workload.fetch(self.run.run_id)
             except Exception as error:  # it is on te1's disk all the same
                 self.say(f"{self.run.run_id} was not fetched ({error}): fab fetch")
         self.workload.leave_idle()
-        return why
 
     def _do(self, action: NextAction) -> None:
         if action.act == "replace":
@@ -189,13 +210,17 @@ class Keeper:
             self._go_on()
 
     def _look(self) -> Observed:
-        """Raises CloudError, and SnapshotError where the head does not tell what its run does."""
+        """Raises CloudError, SnapshotError where the head does not tell what its run does, and KeepError."""
         instances = self._machines()
+        try:
+            keeper.refuse_another(instances, self.cloud.now())
+        except RentError as error:
+            raise KeepError(str(error)) from error
+        self._begin(instances)
         if not self._deployed:
             self._deployed = {each.instance_id for each in instances if each.private_address in self.run.addresses}
         self.run = self._run_now(instances)
-        for message in self.run.news:
-            self.send(message)
+        self._news.take(self.run.news)
         self._had |= self.run.addresses
         standing = members.usable(instances)
         machines = dict(zip(members.names(standing), standing, strict=True))
@@ -212,6 +237,15 @@ class Keeper:
             new=frozenset(set(addresses.values()) - self._had - recent),
             futile=self._resumed[1] if self._resumed[0] == self.run.step else 0,
         )
+
+    def _begin(self, instances: Sequence[Instance]) -> None:
+        """A service may begin long after somebody was asked: what was removed since stays so."""
+        if not self.is_service or self._has_begun:
+            return
+        if not instances:
+            raise KeepError("no machine of the cluster stands any more; a service rents none anew for that")
+        self.run = replace(_first_look(self.cloud, self.settings, self.workload, self.run.run_id), nodes=self.run.nodes)
+        self._has_begun = True
 
     def _machines(self) -> tuple[Instance, ...]:
         return self.cloud.instances(tags=tags.of_cluster(self.settings.name))
@@ -276,6 +310,7 @@ class Keeper:
             with suppress(CloudError):  # else as many as were wanted
                 made = len({each.instance_id for each in self._machines()} - before)
             self.orders -= made
+            self.note_orders(self.orders)
 
     def _deploy(self) -> None:
         instances = self._machines()

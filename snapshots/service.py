@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,9 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inventory.notify import VARIABLE
 from inventory.renting.keeper import service_name
+from inventory.renting.tags import StateFiles
 from inventory.settings import PATH_VARIABLE, settings_path
 from snapshots.listing import SnapshotError
+from training.text.files import object_in
+from training.text.internet import CA_VARIABLES
 
 CARRIED = ("HOME", "PATH", "USER", "LANG", "LC_ALL", "TZ", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
 PROXIES = tuple(name for each in ("http", "https", "all", "no") for name in (f"{each}_proxy", f"{each}_PROXY".upper()))
@@ -32,6 +37,8 @@ class KeeperService:
 
     cluster: str
     run_id: str
+    nodes: int
+    """How many machines the run may have."""
     orders: int
     checkout: Path
     environment: Mapping[str, str]
@@ -42,19 +49,20 @@ class KeeperService:
 
     @property
     def command(self) -> list[str]:
-        flags = ["--run", self.run_id, "--replacements", str(self.orders), "--yes"]
-        return [fab_program(), "keep", *flags]
+        flags = ["--run", self.run_id, "--nodes", str(self.nodes), "--replacements", str(self.orders)]
+        return [fab_program(), "keep.service", *flags]
 
     @property
     def unit(self) -> str:
-        """The unit file. It begins again after a crash and after a restart of the machine; with its own end it is
-        disabled."""
+        """The unit file. It begins again after it was killed and after a restart of the machine. Its own end, once the
+        run is over or it has given up, disables it."""
         disable = f'[ "$$EXIT_CODE" != exited ] || systemctl --user disable {self.name}'
         lines = [
             "[Unit]",
             f"Description=spotune keeps the machines of {self.run_id}",
             "StartLimitIntervalSec=0",
             "[Service]",
+            "Type=exec",
             f"WorkingDirectory={_escaped(str(self.checkout))}",
             *(f"Environment={_quoted(f'{name}={value}')}" for name, value in self.environment.items()),
             f"ExecStart={' '.join(_quoted(word.replace('$', '$$')) for word in self.command)}",
@@ -67,11 +75,25 @@ class KeeperService:
         return "\n".join(lines) + "\n"
 
 
-def service_of(cluster: str, run_id: str, orders: int) -> KeeperService:
+def service_of(cluster: str, run_id: str, nodes: int, orders: int) -> KeeperService:
     """As this terminal would do it."""
-    environment = {name: os.environ[name] for name in (*CARRIED, *PROXIES) if os.environ.get(name)}
+    environment = {name: os.environ[name] for name in (*CARRIED, *PROXIES, *CA_VARIABLES) if os.environ.get(name)}
     environment[PATH_VARIABLE] = str(settings_path().resolve())
-    return KeeperService(cluster, run_id, orders, Path.cwd(), environment)
+    return KeeperService(cluster, run_id, nodes, orders, Path.cwd(), environment)
+
+
+def orders_left(cluster: str, run_id: str, orders: int) -> int:
+    """Of the machines that a service may order, those that it has not yet, however often it began."""
+    noted = object_in(_orders_file(cluster)).get(run_id)
+    return min(orders, noted) if isinstance(noted, int) else orders
+
+
+def note_orders(cluster: str, run_id: str, left: int) -> None:
+    _orders_file(cluster).write_text(json.dumps({run_id: left}), encoding="utf-8")
+
+
+def _orders_file(cluster: str) -> Path:
+    return StateFiles.of(cluster).folder / "keep-orders.json"
 
 
 def fab_program() -> str:
@@ -82,6 +104,8 @@ def fab_program() -> str:
 def try_environment(service: KeeperService, argv: Sequence[str]) -> None:
     """Whether the cloud and the head answer without what is in this terminal's environment alone, such as a cloud's
     keys and an ssh agent. Raises ServiceError."""
+    if os.environ.get(VARIABLE):
+        raise ServiceError(f"a service does not have {VARIABLE}: put the addresses into the file of [notify]")
     try:
         done = subprocess.run(
             [fab_program(), *argv],
@@ -113,8 +137,13 @@ def install(service: KeeperService, say: Callable[[str], None]) -> None:
     with open(half, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.write(service.unit)
     half.replace(folder / service.name)
-    _systemctl("daemon-reload")
-    _systemctl("enable", "--now", service.name)
+    note_orders(service.cluster, service.run_id, service.orders)
+    try:
+        _systemctl("daemon-reload")
+        _systemctl("enable", "--now", str(folder / service.name))
+    except ServiceError:
+        (folder / service.name).unlink()
+        raise
     say(f"{service.name} keeps the machines of {service.run_id}; what it does: journalctl --user -fu {service.name}")
     say(f"to end it: systemctl --user disable --now {service.name}")
     if not _lingers():

@@ -17,8 +17,11 @@ with deferred():
     from inventory import notify
     from inventory import phases as timing
     from inventory import settings as cluster_toml
+    from inventory.cloud import opening
+    from inventory.ending_signals import signals_as_ctrl_c
     from inventory.renting import cost, keeper, ledger, members, recovery, report, tags
     from inventory.renting import disks as disk_plans
+    from inventory.renting.workload import RunState
     from snapshots import create as creating
     from snapshots import keep as keeping
     from snapshots import listing, pruning, service, show
@@ -180,18 +183,43 @@ def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, install: b
             machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
             keeper.refuse_another(machines, cloud.now())
             state = keeping.first_state(cloud, settings, workload, run)
-            unit = service.service_of(settings.name, state.run_id, replacements)
+            unit = service.service_of(settings.name, state.run_id, state.nodes, replacements)
             if install:
                 service.try_environment(unit, ["status" if state.addresses else "cost"])
             question = keeping.question(machines, state, replacements)
             ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements, install=install))
             if not install:
-                loop = keeping.Keeper(cloud, settings, workload, state, replacements, say, notifier.send)
-                with keeper.named(settings, say):
-                    reason = loop.keep()
+                _keep(keeping.Keeper(cloud, settings, workload, state, replacements, say, notifier.send))
         if install:
             service.install(unit, say)
-            return
+
+
+@task(
+    name="service",
+    auto_shortflags=False,
+    help={
+        "run": "run to keep",
+        "nodes": "number of machines that the run may have",
+        "replacements": "number of machines that may be ordered, however often the service begins",
+    },
+)
+def keep_as_service(c: Context, run: str, nodes: int, replacements: int) -> None:
+    """What the service of fab keep --install runs."""
+    with sentences("no longer kept: the run continues as long as its machines"):
+        settings = cluster_toml.load_settings()
+        cloud = opening.open_cloud(settings)
+        with keeper.alone(settings.name), closing(notify.notifier_or_none(settings, say)) as notifier:
+            left = service.orders_left(settings.name, run, replacements)
+            state = RunState(run, "not looked at yet", is_active=True, nodes=nodes)
+            loop = keeping.Keeper(cloud, settings, c.spotune.workload, state, left, say, notifier.send)
+            loop.is_service, loop.note_orders = True, partial(service.note_orders, settings.name, run)
+            _keep(loop)
+
+
+def _keep(loop: keeping.Keeper) -> None:
+    """Until it ends; a signal ends it as Ctrl-C does. Raises Exit where the run has not finished."""
+    with signals_as_ctrl_c(), keeper.named(loop.settings, say):
+        reason = loop.keep()
     if not loop.run.is_finished:
         raise Exit(reason, STOPPED if loop.run.is_stopped else FAILURE)
 
@@ -210,4 +238,5 @@ def _doctor(c: Context) -> None:
 snapshots = Collection("snapshots", create, list_snapshots, prune)
 keeping_tasks = Collection("keep")
 keeping_tasks.add_task(keep, name="run", default=True)
+keeping_tasks.add_task(keep_as_service)
 namespace = Collection(snapshots, keeping_tasks, rebuild)

@@ -9,27 +9,27 @@ import platform
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.values import Instance
-from inventory.errors import InventoryError
 from inventory.renting import intents, tags
 from inventory.settings import Settings
 from inventory.shown import clock
+from inventory.state import state_folder
 
-HELD = timedelta(minutes=10)
-"""After the last renewal."""
-RENEW_S = 120.0
+HELD, SLACK = timedelta(minutes=10), timedelta(minutes=1)
+"""After the last renewal; and what clocks may differ by."""
+RENEW_S, END_S = 30.0, 10.0
 
 
 def alone(cluster: str) -> AbstractContextManager[None]:
     """Keep a cluster's machines from here, or remove them: no other process of this machine does. Raises RentError
     where one does."""
     path = tags.StateFiles.of(cluster).folder / "keep.busy"
-    ends = f"Ctrl-C ends it, or systemctl --user stop {service_name(cluster)}"
+    ends = f"Ctrl-C ends it, or systemctl --user disable --now {service_name(cluster)}"
     return intents.alone(path, f"fab keep keeps the machines of this cluster; {ends}")
 
 
@@ -44,10 +44,10 @@ def refuse_another(machines: Sequence[Instance], now: datetime) -> None:
     for each in machines:
         holder, _, moment = each.tags.get(tags.KEPT_TAG, "").rpartition(" ")
         until = tags.moment_of({tags.KEPT_TAG: moment}, tags.KEPT_TAG)
-        if until and now < until <= now + HELD and holder != _me():
+        if until and now < until <= now + HELD + SLACK and holder != _me():
             raise RentError(
-                f"fab keep on {holder.partition('/')[0]} keeps the machines of this cluster, and said so until "
-                f"{clock(until)}; end it there with Ctrl-C"
+                f"fab keep on {holder.partition('/')[0]} keeps the machines of this cluster, until {clock(until)} at "
+                "least; end it there"
             )
 
 
@@ -61,19 +61,21 @@ def named(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(RENEW_S)
+        thread.join(END_S)
 
 
 def _renew(settings: Settings, report: Callable[[str], None], over: threading.Event) -> None:
-    """Until it is over; then no longer."""
+    """Until it is over; then no longer. Whoever has taken over meanwhile, as this machine slept, keeps it."""
     said = ""
     while True:
         try:
             cloud = open_cloud(settings)
-            if ids := [each.instance_id for each in cloud.instances(tags=tags.of_cluster(settings.name))]:
+            if machines := cloud.instances(tags=tags.of_cluster(settings.name)):
+                refuse_another(machines, cloud.now())
                 until = cloud.now() + (timedelta() if over.is_set() else HELD)
+                ids = [each.instance_id for each in machines]
                 cloud.tag("instance", ids, {tags.KEPT_TAG: f"{_me()} {tags.moment(until)}"})
-        except InventoryError as error:  # the next time may go well
+        except Exception as error:  # the next time may go well
             if said != (said := type(error).__name__):
                 report(f"other machines cannot see that this one keeps the cluster: {error}")
         if over.is_set():
@@ -82,5 +84,9 @@ def _renew(settings: Settings, report: Callable[[str], None], over: threading.Ev
 
 
 def _me() -> str:
-    """This machine, by its name and an address of its hardware."""
-    return f"{platform.node()[:60] or 'another machine'}/{uuid.getnode():x}"
+    """This machine's user, by its name and an id that was made here once."""
+    file = state_folder() / "this-machine"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError), file.open("x", encoding="utf-8") as fresh:
+        fresh.write(uuid.uuid4().hex)
+    return f"{platform.node()[:60] or 'another machine'}/{file.read_text(encoding='utf-8')[:32]}"

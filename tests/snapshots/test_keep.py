@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -62,12 +62,15 @@ class Stage:
     def instances(self, tags):
         return tuple(self.there.values())
 
+    def now(self):
+        return NOW
+
     def disks(self, tags):
         return self.owned
 
-    def stands(self, k, address, *, deployed=False, locks=(), status="Running"):
-        tags = {CLUSTER_TAG: "demo"} | ({DEPLOYED_TAG: YES} if deployed else {})
-        machine = Instance(f"i-{address}", f"demo-te{k}", status, "t", "z", NOW, private_address=address, tags=tags)
+    def stands(self, k, address, *, deployed=False, locks=(), status="Running", kept=""):
+        its = {CLUSTER_TAG: "demo", tags.KEPT_TAG: kept} | ({DEPLOYED_TAG: YES} if deployed else {})
+        machine = Instance(f"i-{address}", f"demo-te{k}", status, "t", "z", NOW, private_address=address, tags=its)
         self.there[machine.instance_id] = replace(machine, locks=locks)
 
     def goes(self, address):
@@ -87,7 +90,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(monkeypatch):
+def stage(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(lease, "keep_machines", lambda *_: nullcontext())
     monkeypatch.setattr(keep, "all_snapshots", lambda cloud, settings: cloud.kept)
     stage = Stage()
@@ -164,6 +168,31 @@ def test_what_fails_is_tried_again_and_more_rarely_until_it_is_given_up(keeper, 
         keeper.keep()
     assert pauses == [60, 120, 240, 480, 900, 900] and stage.done[-1] == "idle"
     assert [message.kind for message in stage.told] == ["waiting"]
+
+
+def test_a_service_that_begins_late_rents_nothing_anew_for_what_was_removed_and_ends_what_is_over(keeper, stage):
+    keeper.is_service, keeper.run = True, RunState(RUN, "", is_active=True, nodes=2)
+    stage.state = "te1 does not answer"
+    with pytest.raises(SnapshotError):  # it tries again
+        keeper._look()
+    stage.state = replace(GOES_ON, nodes=4)
+    assert keeper._look() == replace(BOTH, run=GOES_ON)
+    stage.goes("10.0.0.2")
+    assert keeper._look().missing == ("te2",)
+    keeper._has_begun = False
+    stage.state = RunState(RUN, "finished", is_finished=True)
+    assert next_action(keeper._look()).act == "end"
+    keeper._has_begun = False
+    stage.goes("10.0.0.1")
+    with pytest.raises(KeepError):
+        keeper._look()
+
+
+def test_who_finds_that_another_machine_keeps_them_by_now_ends_and_leaves_them_alone(keeper, stage):
+    stage.stands(2, "10.0.0.2", kept=f"laptop-b/1 {tags.moment(NOW + timedelta(minutes=5))}")
+    with pytest.raises(KeepError, match="laptop-b"):
+        keeper.keep()
+    assert stage.done == [] == stage.told
 
 
 def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(keeper, stage, monkeypatch):

@@ -41,12 +41,8 @@ def systemctl(argv, folder):
         print("Failed to connect to bus: No medium found", file=sys.stderr)
         return 1
     if argv[1:3] == ["enable", "--now"]:
-        start(unit_file(argv[3]), Path(folder))
+        start(Path(argv[3]), Path(folder))
     return 0
-
-
-def unit_file(name):
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "systemd", "user", name)
 
 
 def start(unit, folder):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from inventory.cloud.opening import open_cloud
+from inventory.ending_signals import signals_as_ctrl_c
 from inventory.errors import InventoryError
 from inventory.notify import Send
 from inventory.renting import members
@@ -251,34 +249,3 @@ def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
         elif left := bounded_json(answer)["left"]:
             phrases.append(f"{name} still has {len(left)} of its processes")
     return phrases
-
-
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def signals_as_ctrl_c() -> Iterator[None]:
-    """Inside, the first of these signals raises KeyboardInterrupt and others are not heard; then this program ends by
-    that signal after all, so that whoever waits for it sees what ended it. One that is ignored, as under nohup, stays
-    so."""
-    mine = [each for each in ENDING_SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        for each in mine:
-            signal.signal(each, signal.SIG_IGN)
-        heard.append(number)
-        raise KeyboardInterrupt
-
-    for each in mine:
-        signal.signal(each, hear)
-    try:
-        yield
-    finally:
-        for each in mine:
-            signal.signal(each, signal.SIG_DFL)
-        if heard:
-            try:
-                sys.stdout.flush()
-            finally:  # also where the terminal is gone
-                signal.raise_signal(heard[0])
