@@ -17,7 +17,7 @@ from training.text.deferred import deferred
 
 with deferred():
     from inventory import cluster as clusters
-    from inventory import hostkeys, known_hosts, notify, ssh_program
+    from inventory import hostkeys, known_hosts, notify_services, ssh_program
     from inventory import nodes as node_list
     from inventory import settings as cluster_toml
     from inventory.renting import lease
@@ -133,18 +133,19 @@ def notifications(c: Any, test: bool = False) -> None:
     """Show who is notified of what becomes of a run, or send a test message."""
     with sentences():
         settings = cluster_toml.load_settings()
-        addresses = notify.configured_addresses(settings)
+        addresses = notify_services.configured_addresses(settings)
         if not addresses:
-            none = f"notifications are off: {settings.notify.file} has no address, and {notify.VARIABLE} is not set"
+            other = notify_services.VARIABLE
+            none = f"notifications are off: {settings.notify.file} has no address, and {other} is not set"
             if test:
-                raise notify.NotifyError(none)
+                raise notify_services.NotifyError(none)
             say(none)
             return
         if not test:
             say(f"to: {', '.join(address.scheme for address in addresses)}")
             say(f"on: {', '.join(settings.notify.on) or 'nothing'}")
             return
-        outcomes = notify.deliver(addresses, notify.trial_message(settings))
+        outcomes = notify_services.deliver(addresses, f"test message of {settings.name}", "Notifications arrive here.")
         for address, reason in zip(addresses, outcomes, strict=True):
             say(f"{address.scheme}: {f'not sent: {reason}' if reason else 'sent'}")
     if any(outcomes):

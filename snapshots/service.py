@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inventory.notify import VARIABLE
+from inventory.notify_services import VARIABLE
 from inventory.renting.keeper import service_name
 from inventory.renting.tags import StateFiles
 from inventory.settings import PATH_VARIABLE, settings_path

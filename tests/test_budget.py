@@ -16,7 +16,7 @@ ROOMS = {
     "deploy": (1914, 21),
     "deploy/files": (25, 2),
     "deploy/on_node": (677, 7),
-    "inventory": (1862, 26),
+    "inventory": (1871, 27),
     "inventory/aliyun_ecs": (1010, 12),
     "inventory/cloud": (277, 6),
     "inventory/localcloud": (1138, 14),

@@ -121,7 +121,7 @@ ONLY = (
     ),
     (
         ("apprise",),
-        ("inventory/notify.py",),
+        ("inventory/notify_services.py",),
         "it is slow to import, optional, and logs the secrets in its addresses unless it is silenced first",
     ),
     (

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inventory import notify
-from inventory.notify import Message, NotifyError, configured_addresses, deliver, open_notifier
+from inventory import notify, notify_services
+from inventory.notify import Message, open_notifier
+from inventory.notify_services import NotifyError, configured_addresses, deliver
 from inventory.settings import Settings, SettingsError, load_settings
 from tests.support.inbox import TOKEN, open_inbox
 from tests.support.waiting import until
@@ -141,7 +142,7 @@ def test_without_addresses_nothing_is_sent_and_apprise_is_not_needed(addresses, 
     addresses.write_text("json://127.0.0.1\n")
     with pytest.raises(NotifyError) as caught:
         open_notifier(settings_of(addresses), print)
-    assert str(caught.value) == notify.NO_APPRISE
+    assert str(caught.value) == notify_services.NO_APPRISE
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
@@ -203,7 +204,7 @@ def test_one_address_that_takes_a_message_is_enough_to_remember_it(addresses, in
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up(addresses, inbox, monkeypatch):
-    monkeypatch.setattr(notify, "DELIVERY_S", 0.2)
+    monkeypatch.setattr(notify_services, "DELIVERY_S", 0.2)
     inbox.answers.clear()
     addresses.write_text(inbox.url)
     (line,) = told(settings_of(addresses), ENDED)
@@ -239,9 +240,9 @@ def test_a_refusal_that_is_an_http_200_is_no_success(addresses, inbox, scheme, w
     assert TOKEN in getattr(service, where).format(token=TOKEN)
     setattr(service, where, f"http://{inbox.place}/")
     inbox.answer = json.dumps({key: 310000}).encode()
-    assert deliver([address], ENDED) == ["code 310000"]
+    assert deliver([address], ENDED.title, ENDED.body) == ["code 310000"]
     inbox.answer = json.dumps({key: 0}).encode()
-    assert deliver([address], ENDED) == [""]
+    assert deliver([address], ENDED.title, ENDED.body) == [""]
 
 
 def test_what_apprise_and_its_http_client_log_is_dropped(addresses, inbox, caplog, capfd):
@@ -251,7 +252,7 @@ def test_what_apprise_and_its_http_client_log_is_dropped(addresses, inbox, caplo
         all_of_them = configured_addresses(settings_of(addresses))
         (service,) = all_of_them[2].client
         service.webhook_url = f"http://127.0.0.1:1/{TOKEN}"
-        outcomes = deliver(all_of_them, ENDED)
+        outcomes = deliver(all_of_them, ENDED.title, ENDED.body)
     assert outcomes == ["error 404", "connection refused", "connection refused"]
     assert TOKEN not in caplog.text + "".join(capfd.readouterr()) + repr(all_of_them)
 
