@@ -171,7 +171,7 @@ def _extend_until(settings: Settings, report: Report, tell: Tell, over: threadin
         if send:
             month = f"{datetime.now(UTC):%Y-%m}"
             title = f"the budget of {settings.name} ends"
-            send(Message(f"budget {settings.rental.budget:g} {month}", "budget", title, line))
+            send(Message(f"budget {settings.rental.budget} {month}", "budget", title, line))
 
     cloud, last = None, None
     while True:

@@ -88,7 +88,8 @@ def test_what_a_run_saves_as_it_is_stopped_does_not_go_unread(monkeypatch, tmp_p
     monkeypatch.setattr("inventory.renting.down.plan_down", lambda *_, **__: both)
     monkeypatch.setattr("inventory.renting.down.apply_down", lambda *_: gone.append(both))
     monkeypatch.setattr(workload, "_asked_head", lambda: (stakes.pop(0), ""))
-    for module, name in ((tasks, "_cloud"), (tasks, "ask"), (TrainingWorkload, "stop")):
+    monkeypatch.setattr(tasks, "_cloud", lambda *_: SimpleNamespace(now=lambda: NOON))
+    for module, name in ((tasks, "ask"), (TrainingWorkload, "stop")):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     with pytest.raises(Exit) as refused:
         tasks.down.body(
