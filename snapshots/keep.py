@@ -174,11 +174,11 @@ class Keeper:
         while True:
             try:
                 action = next_action(self._look())
+                if action.act == "end":
+                    return action.why, None
                 if action.why not in ("", said):
                     self.say(action.why)
                 said = action.why
-                if action.act == "end":
-                    return action.why, None
                 self._do(action)
                 pause_s, well_at = LOOK_S, time.monotonic()
             except KeepError:

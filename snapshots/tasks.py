@@ -203,7 +203,7 @@ def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, install: b
         "replacements": "number of machines that may be ordered, however often the service begins",
     },
 )
-def keep_as_service(c: Context, run: str, nodes: int, replacements: int) -> None:
+def keep_as_service(c: Context, run: str = "", nodes: int = 1, replacements: int = 0) -> None:
     """What the service of fab keep --install runs."""
     with sentences("no longer kept: the run continues as long as its machines"):
         settings = cluster_toml.load_settings()
@@ -222,6 +222,7 @@ def _keep(loop: keeping.Keeper) -> None:
         reason = loop.keep()
     if not loop.run.is_finished:
         raise Exit(reason, STOPPED if loop.run.is_stopped else FAILURE)
+    say(reason)
 
 
 def _price(cloud: Cloud, settings: Settings) -> cost.SnapshotPrice:

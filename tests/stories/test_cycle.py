@@ -214,8 +214,9 @@ def test_a_machine_is_rented_and_deployed_in_its_place_and_takes_part_in_the_run
     assert done.returncode == 0, done.stdout
     log, code = service / "output", service / "code"
     with run.crawling():
-        until(lambda: run.hosts() == NAMES, "it goes on with both", 300)
-        run.wait_until_stepping()
+        until(lambda: code.exists() or run.hosts() == NAMES, "it goes on with both", 300)
+        assert not code.exists()
+        until(lambda: inbox.received, "that it goes on is told", 60)
         assert rented.fab("down", "--yes", "--force").returncode == 2
     run.stop()
     until(code.exists, "the service ends", 120)

@@ -51,13 +51,13 @@ class RunFailed(LaunchError):
     exit_code = FAILED
 
 
-def follow_training(cluster: Session, run_id: str, send: Send | None = None) -> RunLook | None:
-    """A run shown until it is over, and told by `send`; None after Ctrl-C, with until when its machines are there, as
+def follow_training(cluster: Session, run_id: str) -> RunLook | None:
+    """A run shown until it is over, and told; None after Ctrl-C, with until when its machines are there, as
     where a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is
     gone."""
     try:
         with signals_as_ctrl_c():
-            if (seen := follow_run(cluster.head, run_id, send)) is None:
+            if (seen := follow_run(cluster.head, run_id, cluster.send)) is None:
                 rental.print_release_time(cluster)
     except HeadError as error:
         standing = print_lost_machines(cluster, run_id)

@@ -21,6 +21,7 @@ from inventory.cloud.errors import NoCloud
 from inventory.cluster import load_cluster
 from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
+from inventory.notify import Send
 from inventory.setting_types import NoCluster
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop import head_node
@@ -49,6 +50,8 @@ class Session:
     nodes: tuple[Node, ...] = ()
     """In rank order; none on this machine."""
     settings: Settings | None = None
+    send: Send | None = None
+    """Tells people who do not watch; None where nobody is to be told."""
     """None: this machine."""
     debug_rank: int | None = None
     """Of the runs started here: the rank that waits for a debugger."""

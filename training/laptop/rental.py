@@ -9,7 +9,6 @@ from functools import partial
 
 from inventory.cloud.opening import open_cloud
 from inventory.errors import InventoryError
-from inventory.notify import Send
 from inventory.renting import lease, report
 from inventory.shown import clock
 from training.laptop import head_node, runs
@@ -52,9 +51,8 @@ def extend_for_plan(cluster: Session, seconds: float) -> None:
 
 
 @contextmanager
-def lease_extended(cluster: Session, send: Send | None = None) -> Iterator[None]:
-    """Inside, the cloud does not release rented machines at their planned end; afterwards they are idle. `send`: for
-    the budget's end."""
+def lease_extended(cluster: Session) -> Iterator[None]:
+    """Inside, the cloud does not release rented machines at their planned end; afterwards they are idle."""
     if not cluster.settings:
         yield
         return
@@ -63,7 +61,7 @@ def lease_extended(cluster: Session, send: Send | None = None) -> Iterator[None]
         print(f"when nothing uses the machines any more, they are released {later} later (hours_idle)", flush=True)
     own = RemoteHead(cluster.nodes[0])  # over a connection of its own: for another thread
     try:
-        with closing(own), lease.keep_machines(cluster.settings, print, partial(tell_release, own), send):
+        with closing(own), lease.keep_machines(cluster.settings, print, partial(tell_release, own), cluster.send):
             yield
     finally:
         shorten_idle_lease(cluster)

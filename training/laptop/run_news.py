@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from inventory.notify import Message, News, Send, notifier_or_none, open_notifier
-from inventory.settings import load_settings
+from inventory.settings import Settings
 from training.laptop.run_look import RunLook, ending, headline, lost
 
 
 @contextmanager
-def opened_notifier(wanted: bool, *, needed: bool = True) -> Iterator[Send | None]:
-    """What sends messages, until what was sent is out; None where nobody is to be told. Raises SettingsError, and
+def opened_notifier(settings: Settings | None, *, needed: bool = True) -> Iterator[Send | None]:
+    """What sends messages, until what was sent is out; None where nobody is to be told, as on this machine. Raises
     NotifyError where it is `needed`."""
-    if not wanted:
+    if settings is None:
         yield None
         return
     opened = open_notifier if needed else notifier_or_none
-    with closing(opened(load_settings(), print)) as notifier:
+    with closing(opened(settings, print)) as notifier:
         yield notifier.send
 
 

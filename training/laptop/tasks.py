@@ -115,13 +115,12 @@ def train(
         if force and resume is None:
             raise launch.LaunchError("--force is for --resume: a new run has nothing to differ from")
         options = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
-        opened = partial(_opened, stack, here, options)
+        opened = partial(_opened, stack, here, options, not (detach or dry or print))
         overrides = start_run.overrides_of(set or (), steps, epochs)
         if here:
             base_model.check_python_here()
         if (by_hand := launchers.parse_by_hand(print)) and (resume is not None or dry or detach or debug_rank):
             raise launch.LaunchError("--print starts nothing: leave --resume, --dry, --detach and --debug-rank out")
-        send = stack.enter_context(run_news.opened_notifier(not (here or detach or dry or by_hand)))
         wish = start_run.TrainWish(model, data or (), overrides, from_adapter, skip_bad, dry, anyway, by_hand)
         if resume is None:
             cluster, request = stack.enter_context(start_run.cluster_and_request(wish, opened))
@@ -145,19 +144,21 @@ def train(
             rental.print_release_time(cluster)
             return
         with following.detached_on_interrupt(run_id, here):
-            stack.enter_context(rental.lease_extended(cluster, send))
+            stack.enter_context(rental.lease_extended(cluster))
             if debug_rank:
                 stack.enter_context(tunnels.reached(cluster, run_id))
-        if seen := following.follow_training(cluster, run_id, send):
+        if seen := following.follow_training(cluster, run_id):
             following.print_outcome_and_losses(cluster, run_id, seen)
             if not no_fetch and fetching.collect_results(cluster.head, run_id) is not None:
                 fetching.print_next_commands(cluster.head, run_id)
             exit_as(seen)
 
 
-def _opened(stack: ExitStack, here: bool, options: Mapping[str, Any], instead: str) -> Session:
+def _opened(stack: ExitStack, here: bool, options: Mapping[str, Any], is_followed: bool, instead: str) -> Session:
     """The cluster that a training uses, until the stack is left."""
-    return replace(stack.enter_context(open_cluster.open_cluster(here, instead)), **options)
+    cluster = stack.enter_context(open_cluster.open_cluster(here, instead))
+    send = stack.enter_context(run_news.opened_notifier(cluster.settings if is_followed else None))
+    return replace(cluster, send=send, **options)
 
 
 @task(
@@ -278,8 +279,10 @@ def logs(
         if not follow:
             status_of.show_log(cluster, run_id, status_of.LogPart("".join(chosen)), rank)
             return
-        with run_news.opened_notifier(not here, needed=False) as send, rental.lease_extended(cluster, send):
-            seen = following.follow_training(cluster, run_id, send)
+        with run_news.opened_notifier(cluster.settings, needed=False) as send:
+            followed = replace(cluster, send=send)
+            with rental.lease_extended(followed):
+                seen = following.follow_training(followed, run_id)
         if seen:
             following.print_outcome_and_losses(cluster, run_id, seen)
             fetching.print_results_place(cluster.head, run_id)
