@@ -25,10 +25,16 @@ class _Deferring:
 def deferred() -> Iterator[None]:
     """Modules imported inside the `with` run when they are first used, so that `fab --list` need not load what the
     tasks stand on. Import modules there (`from package import module`), not their names, which would run them; and none
-    that two threads may use first at the same time, which Python 3.11 does not stand."""
+    that two threads may use first at the same time, which Python 3.11 does not stand: `load` them before."""
     finder = _Deferring()
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def load(*modules: ModuleType) -> None:
+    """Run deferred modules now."""
+    for module in modules:
+        module.__doc__  # noqa: B018 - the first use of any attribute runs it

@@ -61,7 +61,9 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_so(start_on_nodes, 
 
 def test_what_a_change_of_machines_took_is_counted_and_kept(start_on_nodes):
     run_dir, supervisor = start_on_nodes("takes_steps", hosts=THREE, before=plan_run)
-    wait_for_output(run_dir, 0, "stepped 0 of 3")
+    for rank in range(3):
+        wait_for_output(run_dir, rank, f"stepped {rank} of 3")
+    until(lambda: status_of(run_dir).state == "running", "all ranks have told that they started")
     (run_dir.parent / "down" / "te2").touch()
     until(lambda: status_of(run_dir).changes)
     status = status_of(run_dir)
