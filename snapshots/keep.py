@@ -97,18 +97,20 @@ def first_state(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id
     """Of the run that is to be kept: this one, also where its head is gone, or the one that is going on. Raises
     CloudError, and SnapshotError where it is over."""
     standing = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
-    state = _first_look(cloud, settings, workload, run_id)
+    state = _first_look(cloud, settings, workload, run_id, standing)
     if not (state.is_active or state.lacks_machines):
         raise SnapshotError(f"{state.reason}; only a run that is going on, or that lost machines, can be kept")
     return replace(state, nodes=min(state.nodes, max(settings.rental.nodes, len(standing))))
 
 
-def _first_look(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id: str) -> RunState:
-    """Raises CloudError, and SnapshotError where a head that stands does not tell."""
+def _first_look(
+    cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id: str, standing: Sequence[Instance]
+) -> RunState:
+    """Raises SnapshotError where a head that stands does not tell."""
     state = workload.run_state(cloud, settings, run_id)
     if isinstance(state, RunState):
         return state
-    if not run_id or 1 in map(members.number, members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))):
+    if not run_id or 1 in map(members.number, standing):
         raise SnapshotError(state)
     return RunState(run_id, state, lacks_machines=True, nodes=settings.rental.nodes)
 
@@ -244,7 +246,8 @@ class Keeper:
             return
         if not instances:
             raise KeepError("no machine of the cluster stands any more; a service rents none anew for that")
-        self.run = replace(_first_look(self.cloud, self.settings, self.workload, self.run.run_id), nodes=self.run.nodes)
+        asked = (self.cloud, self.settings, self.workload, self.run.run_id)
+        self.run = replace(_first_look(*asked, members.usable(instances)), nodes=self.run.nodes)
         self._has_begun = True
 
     def _machines(self) -> tuple[Instance, ...]:

@@ -78,7 +78,7 @@ class KeeperService:
 def service_of(cluster: str, run_id: str, nodes: int, orders: int) -> KeeperService:
     """As this terminal would do it."""
     environment = {name: os.environ[name] for name in (*CARRIED, *PROXIES, *CA_VARIABLES) if os.environ.get(name)}
-    environment[PATH_VARIABLE] = str(settings_path().resolve())
+    environment |= {PATH_VARIABLE: str(settings_path().resolve()), "PYTHONUNBUFFERED": "1"}  # the journal is read live
     return KeeperService(cluster, run_id, nodes, orders, Path.cwd(), environment)
 
 

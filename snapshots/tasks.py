@@ -211,9 +211,8 @@ def keep_as_service(c: Context, run: str = "", nodes: int = 1, replacements: int
         with keeper.alone(settings.name), closing(notify.notifier_or_none(settings, say)) as notifier:
             left = service.orders_left(settings.name, run, replacements)
             state = RunState(run, "not looked at yet", is_active=True, nodes=nodes)
-            loop = keeping.Keeper(cloud, settings, c.spotune.workload, state, left, say, notifier.send)
-            loop.is_service, loop.note_orders = True, partial(service.note_orders, settings.name, run)
-            _keep(loop)
+            work, send, noted = c.spotune.workload, notifier.send, partial(service.note_orders, settings.name, run)
+            _keep(keeping.Keeper(cloud, settings, work, state, left, say, send, is_service=True, note_orders=noted))
 
 
 def _keep(loop: keeping.Keeper) -> None:
