@@ -32,9 +32,8 @@ from snapshots.rebuild import Rebuilding, base_deploy, planned
 from snapshots.steps import DEPLOYED_TAG
 from training.text.counts import HOUR, added, money
 
-LOOK_S = 15.0
-AGAIN_S, AGAIN_MOST_S = 60.0, 900.0
-"""After something that failed, such as an order without stock: twice as long each time."""
+LOOK_S, LOOK_MOST_S = 15.0, 900.0
+"""Between two looks; after something that failed, such as an order without stock, twice as long as before."""
 GIVE_UP_S, GIVE_UP_IDLE_S = 6 * 3600.0, 3600.0
 """So long it may fail while the run goes on, and while its machines idle."""
 ASKED_S = 180.0
@@ -64,6 +63,8 @@ class Observed:
     """Private addresses of those that the run never had, and was not asked to go on with just now."""
     futile: int = 0
     """Resumes since the newest checkpoint."""
+    is_short: bool = False
+    """Whether more machines were just wanted and not to be had."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def next_action(seen: Observed) -> NextAction:
         return NextAction("end", run.reason)
     if run.is_active and run.addresses & seen.leaving:
         return NextAction("wait", "the run saves, and leaves machines that are taken back")
-    if seen.missing or seen.bare:
+    can_resume = not run.is_active and members.HEAD in seen.machines and seen.futile < FUTILE
+    if seen.bare or (seen.missing and not (can_resume and seen.is_short)):
         does = "to replace" if seen.missing else "to start and deploy"
         return NextAction("replace", f"{does}: {', '.join(seen.missing or sorted(seen.bare))}")
     if run.is_active:
@@ -154,6 +156,10 @@ class Keeper:
     """When the run was asked last to go on with such a machine, and how often."""
     _resumed: tuple[int | None, int] = (None, 0)
     """The newest checkpoint at the last resume, and how many followed each other with it."""
+    _failed: str = ""
+    """What failed last; empty where it went well."""
+    _stood: frozenset[str] = frozenset()
+    """Ids of the machines that stood at the last look."""
     _head_is_new: bool = False
     _has_begun: bool = False
 
@@ -181,13 +187,14 @@ class Keeper:
                 if action.why not in ("", said):
                     self.say(action.why)
                 said = action.why
+                self._failed = action.act
                 self._do(action)
-                pause_s, well_at = LOOK_S, time.monotonic()
+                self._failed, pause_s, well_at = "", LOOK_S, time.monotonic()
             except KeepError:
                 raise
             except Exception as error:  # nobody watches: whatever it is, the next try may go well
                 kind = "" if hasattr(error, "exit_code") else f"{type(error).__name__}: "
-                pause_s = min(max(AGAIN_S, 2 * pause_s), AGAIN_MOST_S)
+                pause_s = LOOK_S if self._is_changed() else min(2 * pause_s, LOOK_MOST_S)
                 self.say(f"{kind}{error}; again in {pause_s:.0f} s")
                 if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
                     return f"given up: {kind}{error}", error
@@ -218,6 +225,7 @@ class Keeper:
             keeper.refuse_another(instances, self.cloud.now())
         except RentError as error:
             raise KeepError(str(error)) from error
+        self._stood = frozenset(each.instance_id for each in members.usable(instances))
         self._begin(instances)
         if not self._deployed:
             self._deployed = {each.instance_id for each in instances if each.private_address in self.run.addresses}
@@ -238,6 +246,7 @@ class Keeper:
             bare=frozenset(name for name, each in machines.items() if each.is_stopped or not self._is_deployed(each)),
             new=frozenset(set(addresses.values()) - self._had - recent),
             futile=self._resumed[1] if self._resumed[0] == self.run.step else 0,
+            is_short=self._failed == "replace",
         )
 
     def _begin(self, instances: Sequence[Instance]) -> None:
@@ -252,6 +261,12 @@ class Keeper:
 
     def _machines(self) -> tuple[Instance, ...]:
         return self.cloud.instances(tags=tags.of_cluster(self.settings.name))
+
+    def _is_changed(self) -> bool:
+        """Whether other machines stand than at the last look: then it is no use to wait."""
+        with suppress(CloudError):
+            return self._stood != {each.instance_id for each in members.usable(self._machines())}
+        return False
 
     def _nodes(self, standing: Sequence[Instance]) -> int:
         """How many machines the cluster may have."""
@@ -274,20 +289,21 @@ class Keeper:
         return replace(self.run, is_active=False, lacks_machines=True, reason=f"{members.HEAD} is gone")
 
     def _replace(self) -> None:
-        """Rent what is missing, start what is stopped, and deploy, as `fab up` and the base deploy do; where there is a
-        snapshot, new disks are made from it and read ahead, as `fab rebuild` does."""
+        """Rent what is missing, as much of it as there is, start what is stopped, and deploy, as `fab up --partial` and
+        the base deploy do; where there is a snapshot, new disks are made from it and read ahead, as `fab rebuild` does.
+        """
         there = members.existing(self.cloud, self.settings)
         nodes = self._nodes(members.usable(there.instances))
         numbers = members.missing(there.instances, nodes)
         snapshot = self._snapshot(there, head_is_gone=1 in numbers)
         if numbers or any(each.is_stopped for each in there.instances):
-            wish = RentalWish(nodes, self.settings.rental.hours, snapshot)
+            wish = RentalWish(nodes, self.settings.rental.hours, snapshot, partial=True)
             self._order(when_free(partial(plan_up, self.cloud, self.settings, wish), wait=True, cloud=self.cloud))
             self._head_is_new |= 1 in numbers
         if snapshot is None:
             self._deploy()
         else:
-            self._rebuild(nodes)
+            self._rebuild()
 
     def _snapshot(self, there: Existing, *, head_is_gone: bool) -> Snapshot | None:
         """What new disks are made from; a lost head gets its kept disk back, and no older state in place of it. Raises
@@ -321,8 +337,8 @@ class Keeper:
             raise SnapshotError(f"the base deploy ended with {code}")
         self.cloud.tag("instance", [each.instance_id for each in instances], {DEPLOYED_TAG: YES})
 
-    def _rebuild(self, nodes: int) -> None:
-        plan = planned(self.cloud, self.settings, LATEST, nodes)
+    def _rebuild(self) -> None:
+        plan = planned(self.cloud, self.settings, LATEST, len(members.usable(self._machines())))
         models = [self.workload.model_folder(name) for name in self.settings.models.names]
         rebuilding = Rebuilding(self.cloud, self.settings, plan, "", models, lambda: None, self.say)
         for step in plan.steps:

@@ -1,5 +1,5 @@
 """Rows on a cluster of four of this machine: the map of tasks, base deploys that change nothing, the first step; and
-those of slow_links.py."""
+those of fixed_costs.py, slow_links.py and healing.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from tests.bench import fixed_costs, slow_links
+from tests.bench import fixed_costs, healing, slow_links
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared, paired
 from tests.support.local_cluster import LocalCluster, run_id_in
 from training.run.launch import launch_text, parse_launch
@@ -48,6 +48,7 @@ def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
             "resume": partial(resume, local),
             **fixed_costs.rows(local),
             **slow_links.rows(local, folder),
+            **healing.rows(local),
         }
     finally:
         local.leave()
@@ -62,6 +63,7 @@ GROUP = Group(
         "resume",
         *fixed_costs.NAMES,
         *slow_links.NAMES,
+        *healing.NAMES,
     ),
     ready,
 )

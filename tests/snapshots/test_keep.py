@@ -35,6 +35,11 @@ NONE = Observed(LOST, {}, missing=("te1", "te2"))
         (replace(ALONE, leaving=frozenset({"10.0.0.2"})), "replace"),
         (ALONE, "replace"),
         (replace(ALONE, run=LOST), "replace"),
+        (replace(ALONE, run=LOST, is_short=True), "go on"),  # with those that stand
+        (replace(ALONE, is_short=True), "replace"),
+        (replace(ALONE, run=LOST, is_short=True, bare=frozenset({"te3"})), "replace"),
+        (replace(NONE, is_short=True), "replace"),
+        (replace(ALONE, run=LOST, is_short=True, futile=keep.FUTILE), "replace"),
         (NONE, "replace"),
         (replace(ANEW, bare=frozenset({"te2"})), "replace"),
         (ANEW, "go on"),
@@ -166,8 +171,35 @@ def test_what_fails_is_tried_again_and_more_rarely_until_it_is_given_up(keeper, 
     stage.state = ON_ONE
     with pytest.raises(KeepError, match="sold out"):
         keeper.keep()
-    assert pauses == [60, 120, 240, 480, 900, 900] and stage.done[-1] == "idle"
+    assert pauses == [30, 60, 120, 240, 480, 900] and stage.done[-1] == "idle"
     assert [message.kind for message in stage.told] == ["waiting"]
+
+
+def test_after_a_try_that_changed_the_machines_the_next_follows_and_where_none_are_to_be_had_the_others_go_on(
+    keeper, stage, monkeypatch
+):
+    pauses = []
+    tries = iter([lambda: stage.stands(2, "10.0.0.8"), lambda: stage.goes("10.0.0.8"), int, int])
+
+    def replaces(keeper):
+        next(tries)()
+        raise CloudError("sold out", Kind.PASSING)
+
+    def goes_on(run_id):
+        stage.done.append("go on")
+        stage.state = ON_ONE
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            stage.state = replace(ON_ONE, is_active=False, is_finished=True)
+
+    monkeypatch.setattr(keep.time, "sleep", pause)
+    monkeypatch.setattr(Keeper, "_replace", replaces)
+    stage.go_on, stage.state = goes_on, LOST
+    stage.goes("10.0.0.2")
+    keeper.keep()
+    assert pauses == [15, 15, 15, 30, 60] and stage.done.count("go on") == 1
 
 
 def test_a_service_that_begins_late_rents_nothing_anew_for_what_was_removed_and_ends_what_is_over(keeper, stage):
@@ -200,7 +232,7 @@ def test_an_act_that_succeeds_ends_the_patience_and_the_run_that_ends_ends_it(ke
     monkeypatch.setattr(keep.time, "sleep", pauses.append)
     stage.run_state = lambda *_: next(answers)
     assert keeper.keep() == GOES_ON.reason and keeper.run.is_finished
-    assert pauses == [60, 120, 15] and stage.done[-2:] == [f"fetch {RUN}", "idle"] and stage.told == []
+    assert pauses == [30, 60, 15] and stage.done[-2:] == [f"fetch {RUN}", "idle"] and stage.told == []
 
 
 def test_a_run_is_asked_for_new_machines_alone_and_ever_more_rarely(keeper, stage):

@@ -50,9 +50,9 @@ class Session:
     nodes: tuple[Node, ...] = ()
     """In rank order; none on this machine."""
     settings: Settings | None = None
+    """None: this machine."""
     send: Send | None = None
     """Tells people who do not watch; None where nobody is to be told."""
-    """None: this machine."""
     debug_rank: int | None = None
     """Of the runs started here: the rank that waits for a debugger."""
     profile: str = ""

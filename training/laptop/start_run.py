@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
+from inventory.nodes import price_of
 from inventory.shown import shown
 from inventory.terminal import console, table
 from training.cost.shape import PlanError
@@ -36,7 +37,7 @@ from training.recipe.recipe import Recipe, RecipeError
 from training.recipe.tables import DPO
 from training.run.folder import MACHINES, PLAN, RECIPE
 from training.run.launch import Launch, LauncherName
-from training.text.counts import many
+from training.text.counts import HOUR, many, money
 from training.text.deferred import deferred
 
 with deferred():
@@ -215,8 +216,9 @@ def start(cluster: Session, request: StartRequest, now: datetime) -> str:
         report = _prepare_data(cluster.head, launch, request.data)
         known = preparing.measured_speeds(cluster, launch, nodes)
         plan = _plan(request, read_facts(report, nodes, known))
-        loss = "" if request.by_hand or launch.debug_rank is not None else _at_a_loss(plan, RunMachines(nodes, known))
-        _show_decision(plan, loss, request.dry)
+        heals = not request.by_hand and launch.debug_rank is None
+        losses = (_at_a_loss(plan, RunMachines(nodes, known)), _replaced_by(cluster)) if heals else ()
+        _show_decision(plan, "; ".join(filter(None, losses)), request.dry)
         if not request.dry:
             launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
             launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
@@ -322,6 +324,15 @@ def _at_a_loss(plan: Plan, machines: RunMachines) -> str:
     if least == count:
         return f"{who} waits for another, as it does not fit fewer"
     return f"{who} goes on by itself, down to {least} of {count} nodes"
+
+
+def _replaced_by(cluster: Session) -> str:
+    """What replaces its machines, and at what price; empty where none is rented."""
+    if not (cluster.settings and cluster.settings.is_rented):
+        return ""
+    price_h, currency = price_of(cluster.nodes)
+    cost = "" if price_h is None else f", at about {money(price_h / len(cluster.nodes), currency, HOUR)} each"
+    return f"fab keep rents others in place of machines that are taken back{cost}"
 
 
 ALWAYS_SHOWN = ("records", "time")

@@ -146,6 +146,8 @@ class Account(EmulatedRecord):
     """In the subnet: of the last address given out; none is used twice."""
     port: int = 0
     instances: dict[str, EmulatedInstance] = Field(default_factory=dict)
+    past_instances: dict[str, EmulatedInstance] = Field(default_factory=dict)
+    """Those that are gone: `release_at` is when they went."""
     disks: dict[str, EmulatedDisk] = Field(default_factory=dict)
     snapshots: dict[str, EmulatedSnapshot] = Field(default_factory=dict)
     security_groups: dict[str, EmulatedSecurityGroup] = Field(default_factory=dict)

@@ -153,7 +153,7 @@ def _release(cloud: EmulatedCloud, instance_id: str) -> None:
     with cloud.lock:
         for disk in gone:
             cloud.account.disks.pop(disk.disk_id, None)
-        cloud.account.instances.pop(instance_id, None)
+        cloud.account.past_instances[instance_id] = cloud.account.instances.pop(instance_id)
         cloud.save()
 
 

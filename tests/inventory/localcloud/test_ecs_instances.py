@@ -258,6 +258,8 @@ def test_a_spot_machine_can_go_without_notice_and_an_ordinary_one_not_at_all(clo
     lifecycle.reclaim(cloud.cloud, spot, 0)
     cloud.settle()
     assert [each["InstanceId"] for each in cloud.instances()] == [ordinary]
+    (past,) = cloud.cloud.account.past_instances.values()
+    assert past.instance_id == spot and past.created <= past.release_at <= cloud.cloud.now()
     assert cloud.refused("Reclaim", version="local", InstanceId=ordinary) == (403, "ChargeTypeViolation")
 
 
