@@ -3,20 +3,23 @@
 Four spot hosts train a tiny model, first a while undisturbed, then while `fab local.market` takes hosts back and `fab
 keep` replaces them. Writes storm.json: what was taken back, what the run lost, useful steps per machine-hour against an
 undisturbed run's, the cloud's bill, and whether losses are the same. STORM_STEPS, STORM_EVERY (mean seconds between two
-reclaims) and STORM_SEED change it. Hosts and their controller share this machine, so a deploy slows the run beside it.
+reclaims) and STORM_SEED change it; with STORM_KILL (mean seconds) the keeper is killed again and again, and begins
+anew. Hosts and their controller share this machine, so a deploy slows the run beside it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ STEPS = int(os.environ.get("STORM_STEPS", "2400"))
 CALM_STEPS = min(STEPS, 300)
 """Of the undisturbed run. The learning rate is constant, so what it computes does not depend on how many follow."""
 EVERY_S = float(os.environ.get("STORM_EVERY", "90"))
+KILL_EVERY_S = float(os.environ.get("STORM_KILL", "0"))
 SEED = os.environ.get("STORM_SEED", "1")
 NOTICE_S = "60"
 BUDGET = 200.0
@@ -127,29 +131,18 @@ def ended(run: DisturbedRun, until: float) -> dict[str, Any]:
 def stormed(cluster: LocalCluster) -> dict[str, Any]:
     """What became of a run, with the keeper's and the market's words in their logs."""
     run = DisturbedRun(cluster, *flags(STEPS))
-    market = [
-        "fab",
-        "local.market",
-        "--minutes",
-        "600",
-        "--every",
-        f"{EVERY_S:g}",
-        "--notice",
-        NOTICE_S,
-        "--seed",
-        SEED,
-    ]
-    keep = ["fab", "keep", "--run", run.run_id, "--replacements", "99", "--yes"]
+    market = ["fab", "local.market", "--minutes", "600", "--seed", SEED]
+    market += ["--every", f"{EVERY_S:g}", "--notice", NOTICE_S]
     began = time.monotonic()
-    with watched(cluster) as watch, cluster.started(*keep) as (keeping, kept_log):
-        with cluster.started(*market) as (_, market_log):
-            keeping.wait(LONGEST_S)
-        took_s = time.monotonic() - began
+    with watched(cluster) as watch, cluster.started(*market) as (_, market_log):
+        code, kills, kept = keepers(cluster, run.run_id, began + LONGEST_S)
+    took_s = time.monotonic() - began
     cluster.changed()
     said = market_log.read_text()
     taken = re.findall(r"s  (te\d+) is taken back (in|without)", said)
     return {
-        "keeper": keeping.returncode,
+        "keeper": code,
+        "kills": kills,
         "took_s": round(took_s),
         "machine_s": watch.machine_s,
         "most_machines": watch.most,
@@ -162,9 +155,25 @@ def stormed(cluster: LocalCluster) -> dict[str, Any]:
         "orphans": sum(len(run.ranks_on(node.name)) for node in cluster.cluster.nodes),
         "cost": checked(cluster.fab("cost")),
         "bill": billed(cluster),
-        "kept": kept_log.read_text(),
+        "kept": kept,
         "market": said,
     }
+
+
+def keepers(cluster: LocalCluster, run_id: str, until: float) -> tuple[int | None, int, str]:
+    """`fab keep` until it ends by itself: its exit code, how often it was killed before, and all that it said."""
+    keep = ["fab", "keep", "--run", run_id, "--replacements", "99", "--yes"]
+    dice, kills, said = random.Random(SEED), 0, ""
+    while time.monotonic() < until:
+        with cluster.started(*keep) as (keeping, log):
+            with suppress(subprocess.TimeoutExpired):
+                keeping.wait(dice.expovariate(1) * KILL_EVERY_S if KILL_EVERY_S else LONGEST_S)
+            code = keeping.poll()
+        said += log.read_text()
+        if code is not None:
+            return code, kills, said
+        kills += 1
+    return None, kills, said
 
 
 def billed(cluster: LocalCluster) -> float:

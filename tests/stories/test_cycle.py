@@ -306,6 +306,27 @@ def test_what_it_learned_comes_home(rented, story):
     assert cost in rented.fab("status").stdout
 
 
+@pytest.mark.proof
+def test_from_its_start_to_the_adapter_at_home_a_run_needs_nobody(rented, service, inbox, flags):
+    run = DisturbedRun(rented, *flags)
+    run.hold_beyond(SAVE_EVERY)
+    done = rented.fab("keep", "--install", "--yes")
+    assert done.returncode == 0, done.stdout
+    code = service / "code"
+    with run.crawling():
+        rented.reclaim("te2")
+        until(lambda: code.exists() or run.hosts() == ["te1"], "it goes on without te2", 120)
+        assert rented.fab("local.hurry", "301").returncode == 0
+        until(lambda: code.exists() or run.hosts() == NAMES, "it goes on with a new one", 300)
+        rented.changed()
+    run.go_on()
+    until(code.exists, "the service ends", 300)
+    assert code.read_text() == "0\n"
+    assert (ROOT / "runs" / run.run_id / "adapter" / "adapter_model.safetensors").stat().st_size
+    kinds = [each["title"].split(run.run_id)[1].split()[0] for each in inbox.received]
+    assert {"goes", "finished"} <= set(kinds), inbox.received
+
+
 def test_down_again_and_nothing_that_is_billed_is_left(rented, evidence):
     evidence.gather_nodes(rented, NAMES)
     rented.down()
