@@ -294,12 +294,12 @@ class Keeper:
         """
         there = members.existing(self.cloud, self.settings)
         nodes = self._nodes(members.usable(there.instances))
-        numbers = members.missing(there.instances, nodes)
-        snapshot = self._snapshot(there, head_is_gone=1 in numbers)
-        if numbers or any(each.is_stopped for each in there.instances):
-            wish = RentalWish(nodes, self.settings.rental.hours, snapshot, partial=True)
-            self._order(when_free(partial(plan_up, self.cloud, self.settings, wish), wait=True, cloud=self.cloud))
-            self._head_is_new |= 1 in numbers
+        head_is_gone = 1 in members.missing(there.instances, nodes)
+        snapshot = self._snapshot(there, head_is_gone=head_is_gone)
+        wish = RentalWish(nodes, self.settings.rental.hours, snapshot, partial=True)
+        # also where none is missing: an earlier try may have been cut off before disks and host keys were seen to
+        self._order(when_free(partial(plan_up, self.cloud, self.settings, wish), wait=True, cloud=self.cloud))
+        self._head_is_new |= head_is_gone
         if snapshot is None:
             self._deploy()
         else:

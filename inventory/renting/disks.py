@@ -42,18 +42,19 @@ def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: b
     return NewDisk(settings.disk_category, size, settings.data_level, source, not apart, name)
 
 
-def is_kept(settings: Rental, number: int, head: int) -> bool:
-    """Whether a node's data disk is to outlive its machine."""
-    return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == head)
+def is_kept(settings: Rental, number: int) -> bool:
+    """Whether a node's data disk is to outlive its machine. A head that is not te1, as that is gone, becomes such a
+    node with its first run: `keep_head_disk`."""
+    return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == 1)
 
 
 def persistent(
-    settings: Rental, numbers: Sequence[int], head: int, waiting: Mapping[int, Disk], snapshot: Snapshot | None
+    settings: Rental, numbers: Sequence[int], waiting: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> tuple[int, ...]:
     """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
     priced = (settings.disk_category, data_gib(settings, snapshot))
     other = {k for k, disk in waiting.items() if (disk.category, disk.size_gib) != priced}
-    return tuple(k for k in numbers if (k in waiting or is_kept(settings, k, head)) and k not in other)
+    return tuple(k for k in numbers if (k in waiting or is_kept(settings, k)) and k not in other)
 
 
 def waiting_for(disks: Sequence[Disk], numbers: Collection[int], zone_id: str = "") -> dict[int, Disk]:
@@ -107,9 +108,8 @@ class DiskKeeper:
         """Each machine with its data disk attached, and the right ones set to outlive their machines."""
         numbered = [(k, each) for each in machines if (k := members.number(each))]
         disks = self._listed([each for _, each in numbered])
-        head = min((k for k, _ in numbered), default=0)
         for k, each in numbered:
-            keep = is_kept(self.settings.rental, k, head)
+            keep = is_kept(self.settings.rental, k)
             disk = members.data_disk(each, disks)
             if disk is None:
                 self._give(k, each, disks, keep)

@@ -246,7 +246,6 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
         )
     except RentError as error:
         raise RentError(f"{pinned} {error}".strip()) from None
-    head = min([*plan.numbers, *(k for i in plan.there if (k := members.number(i)))])
     other_zones = [d for d in waiting.values() if d.zone_id != home]
     notes += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in other_zones)
     return (
@@ -254,7 +253,7 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
             plan,
             quotes=quotes,
             disk_surcharge_h=cost.disk_surcharges_h(cloud, settings, waiting, plan.wish.snapshot),
-            persistent_disks=disks.persistent(settings.rental, plan.numbers, head, waiting, plan.wish.snapshot),
+            persistent_disks=disks.persistent(settings.rental, plan.numbers, waiting, plan.wish.snapshot),
             pinned=pinned,
             ssh_from=access.ssh_sources(settings),
         ),

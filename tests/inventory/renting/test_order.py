@@ -127,7 +127,7 @@ def test_machines_by_the_hour_have_no_limit():
 
 @pytest.mark.parametrize(("keep", "kept"), [("head", [1]), ("all", [1, 2]), ("none", [])])
 def test_whose_disk_is_kept(keep, kept):
-    assert [k for k in (1, 2) if disks.is_kept(settings(keep_data_disk=keep).aliyun, k, 1)] == kept
+    assert [k for k in (1, 2) if disks.is_kept(settings(keep_data_disk=keep).aliyun, k)] == kept
 
 
 def test_the_newest_free_disk_of_a_node_waits_for_it():
