@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Literal
 
-from inventory.cloud.errors import CloudError, RentError
+from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, Snapshot
@@ -40,6 +40,8 @@ ASKED_S = 180.0
 """So long a run may take to go on with machines, until it is asked again; four times as long each time."""
 FUTILE = 3
 """So many resumes may follow each other without a newer checkpoint."""
+SPOT_TRIES = 3
+"""So often spot machines were not to be had, before others are ordered where that is allowed."""
 
 
 class KeepError(SnapshotError):
@@ -117,16 +119,17 @@ def _first_look(
     return RunState(run_id, state, lacks_machines=True, nodes=settings.rental.nodes)
 
 
-def question(machines: Sequence[Instance], run: RunState, orders: int) -> str:
+def question(machines: Sequence[Instance], run: RunState, orders: int, *, list_price: bool) -> str:
     """What may be ordered without asking again, and what machines like those that stand cost. Raises RentError."""
     if orders < 0:
         raise RentError(f"--replacements {orders}: 0 or more is expected")
     prices = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
     currency = machines[0].tags.get(tags.CURRENCY_TAG, "") if machines else ""
     cost = f"; those that stand cost {money(added(prices, HOUR), currency, HOUR)} together" if prices else ""
+    price_h = "the list price if there is no spot machine" if list_price else "the day's price"
     return (
         f"{run.run_id}, on up to {members.so_many(run.nodes)}: order up to {members.so_many(orders)} in place of those "
-        f"that are taken back, at the day's price{cost}; keep them all until it is over?"
+        f"that are taken back, at {price_h}{cost}; keep them all until it is over?"
     )
 
 
@@ -146,6 +149,8 @@ class Keeper:
     """Tells people who do not watch."""
     is_service: bool = False
     """Nobody looked at the run before, or was asked just now: `run` has its id and number of nodes alone."""
+    list_price: bool = False
+    """Whether machines may be ordered that are no spot machines."""
     note_orders: Callable[[int], None] = lambda orders: None
     """Is told how many may still be ordered."""
     _deployed: set[str] = field(default_factory=set)
@@ -158,6 +163,8 @@ class Keeper:
     """The newest checkpoint at the last resume, and how many followed each other with it."""
     _failed: str = ""
     """What failed last; empty where it went well."""
+    _without_spot: int = 0
+    """How often there was no spot machine, since the last that was ordered."""
     _stood: frozenset[str] = frozenset()
     """Ids of the machines that stood at the last look."""
     _head_is_new: bool = False
@@ -298,7 +305,8 @@ class Keeper:
         snapshot = self._snapshot(there, head_is_gone=head_is_gone)
         wish = RentalWish(nodes, self.settings.rental.hours, snapshot, partial=True)
         # also where none is missing: an earlier try may have been cut off before disks and host keys were seen to
-        self._order(when_free(partial(plan_up, self.cloud, self.settings, wish), wait=True, cloud=self.cloud))
+        settings = self._rental_settings()
+        self._order(settings, when_free(partial(plan_up, self.cloud, settings, wish), wait=True, cloud=self.cloud))
         self._head_is_new |= head_is_gone
         if snapshot is None:
             self._deploy()
@@ -318,13 +326,24 @@ class Keeper:
             raise KeepError(f"{members.HEAD} is gone with its disk, and the newest snapshot has not {self.run.run_id}")
         return newest
 
-    def _order(self, plan: UpPlan) -> None:
+    def _rental_settings(self) -> Settings:
+        """Those of the next order: by the hour where that is allowed and spot machines are not to be had."""
+        if not (self.list_price and self._without_spot >= SPOT_TRIES):
+            return self.settings
+        rental = self.settings.rental.model_copy(update={"spot": "off"})
+        return self.settings.model_copy(update={self.settings.provider: rental})
+
+    def _order(self, settings: Settings, plan: UpPlan) -> None:
         if len(plan.numbers) > self.orders:  # more went while it was waited for a disk
             raise SnapshotError(f"missing by now: {len(plan.numbers)}; may be ordered: {self.orders}")
         before = {each.instance_id for each in plan.existing.instances}
         made = len(plan.numbers)
         try:
-            apply_plan(self.cloud, self.settings, plan, self.say)
+            apply_plan(self.cloud, settings, plan, self.say)
+            self._without_spot = 0
+        except CloudError as error:
+            self._without_spot += error.kind in (Kind.NO_STOCK, Kind.PRICE)
+            raise
         finally:
             with suppress(CloudError):  # else as many as were wanted
                 made = len({each.instance_id for each in self._machines()} - before)

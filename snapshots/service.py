@@ -40,6 +40,7 @@ class KeeperService:
     nodes: int
     """How many machines the run may have."""
     orders: int
+    list_price: bool
     checkout: Path
     environment: Mapping[str, str]
 
@@ -50,6 +51,7 @@ class KeeperService:
     @property
     def command(self) -> list[str]:
         flags = ["--run", self.run_id, "--nodes", str(self.nodes), "--replacements", str(self.orders)]
+        flags += ["--list-price"] if self.list_price else []
         return [fab_program(), "keep.service", *flags]
 
     @property
@@ -75,11 +77,11 @@ class KeeperService:
         return "\n".join(lines) + "\n"
 
 
-def service_of(cluster: str, run_id: str, nodes: int, orders: int) -> KeeperService:
+def service_of(cluster: str, run_id: str, nodes: int, orders: int, *, list_price: bool) -> KeeperService:
     """As this terminal would do it."""
     environment = {name: os.environ[name] for name in (*CARRIED, *PROXIES, *CA_VARIABLES) if os.environ.get(name)}
     environment |= {PATH_VARIABLE: str(settings_path().resolve()), "PYTHONUNBUFFERED": "1"}  # the journal is read live
-    return KeeperService(cluster, run_id, nodes, orders, Path.cwd(), environment)
+    return KeeperService(cluster, run_id, nodes, orders, list_price, Path.cwd(), environment)
 
 
 def orders_left(cluster: str, run_id: str, orders: int) -> int:

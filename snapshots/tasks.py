@@ -170,11 +170,19 @@ def rebuild(
     help={
         "run": "run to keep; default: the one that is going on",
         "replacements": "number of machines that may be ordered",
+        "list_price": "order at the list price if there is no spot machine",
         "install": "keep them as a systemd service of this machine, without a terminal",
         "yes": "do not ask",
     },
 )
-def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, install: bool = False, yes: bool = False) -> None:
+def keep(
+    c: Context,
+    run: str = "",
+    replacements: int = REPLACEMENTS,
+    list_price: bool = False,
+    install: bool = False,
+    yes: bool = False,
+) -> None:
     """Replace the machines of a run that are taken back; the run continues."""
     workload: NodeWorkload = c.spotune.workload
     with sentences("no longer kept: the run continues as long as its machines; again: fab keep"):
@@ -183,13 +191,15 @@ def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, install: b
             machines = members.usable(cloud.instances(tags=tags.of_cluster(settings.name)))
             keeper.refuse_another(machines, cloud.now())
             state = keeping.first_state(cloud, settings, workload, run)
-            unit = service.service_of(settings.name, state.run_id, state.nodes, replacements)
+            unit = service.service_of(settings.name, state.run_id, state.nodes, replacements, list_price=list_price)
             if install:
                 service.try_environment(unit, ["status" if state.addresses else "cost"])
-            question = keeping.question(machines, state, replacements)
-            ask(yes, question, yes_command("keep", keep, run=run, replacements=replacements, install=install))
+            question = keeping.question(machines, state, replacements, list_price=list_price)
+            flags = {"run": run, "replacements": replacements, "list_price": list_price, "install": install}
+            ask(yes, question, yes_command("keep", keep, **flags))
             if not install:
-                _keep(keeping.Keeper(cloud, settings, workload, state, replacements, say, notifier.send))
+                send = notifier.send
+                _keep(keeping.Keeper(cloud, settings, workload, state, replacements, say, send, list_price=list_price))
         if install:
             service.install(unit, say)
 
@@ -201,9 +211,10 @@ def keep(c: Context, run: str = "", replacements: int = REPLACEMENTS, install: b
         "run": "run to keep",
         "nodes": "number of machines that the run may have",
         "replacements": "number of machines that may be ordered, however often the service begins",
+        "list_price": "order at the list price if there is no spot machine",
     },
 )
-def keep_as_service(c: Context, run: str = "", nodes: int = 1, replacements: int = 0) -> None:
+def keep_as_service(c: Context, run: str = "", nodes: int = 1, replacements: int = 0, list_price: bool = False) -> None:
     """What the service of fab keep --install runs."""
     with sentences("no longer kept: the run continues as long as its machines"):
         settings = cluster_toml.load_settings()
@@ -211,8 +222,9 @@ def keep_as_service(c: Context, run: str = "", nodes: int = 1, replacements: int
         with keeper.alone(settings.name), closing(notify.notifier_or_none(settings, say)) as notifier:
             left = service.orders_left(settings.name, run, replacements)
             state = RunState(run, "not looked at yet", is_active=True, nodes=nodes)
-            work, send, noted = c.spotune.workload, notifier.send, partial(service.note_orders, settings.name, run)
-            _keep(keeping.Keeper(cloud, settings, work, state, left, say, send, is_service=True, note_orders=noted))
+            its = (cloud, settings, c.spotune.workload, state, left, say, notifier.send)
+            noted = partial(service.note_orders, settings.name, run)
+            _keep(keeping.Keeper(*its, is_service=True, list_price=list_price, note_orders=noted))
 
 
 def _keep(loop: keeping.Keeper) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from inventory.aliyun_ecs.client import Ecs
+from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.opening import open_cloud
 from inventory.localcloud.ecs.dispatch import EVERY_TIME
 from inventory.localcloud.ecs.lifecycle import reclaim
@@ -112,7 +113,7 @@ class Story:
         monkeypatch.setattr("inventory.renting.disks.time", waits)
         monkeypatch.setattr(keep.lease, "keep_machines", lambda *_: nullcontext())
         monkeypatch.setattr(keep, "base_deploy", lambda *_: 0)
-        self._once, self.calls, self.dies_at, self.is_dead = Ecs.once, 0, None, False
+        self._once, self.calls, self.dies_at, self.is_dead, self.has_no_spot = Ecs.once, 0, None, False, False
         monkeypatch.setattr(Ecs, "once", self._asked())
 
     def begin(self, goes):
@@ -134,6 +135,8 @@ class Story:
             if self.is_dead:
                 raise Killed
             self.calls += 1
+            if self.has_no_spot and call[1] == "RunInstances" and call[2]["SpotStrategy"] != "NoSpot":
+                raise CloudError("no stock", Kind.NO_STOCK)
             if self.dies_at is None or self.calls != self.dies_at[0]:
                 return self._once(*call)
             self.is_dead = True
@@ -143,12 +146,12 @@ class Story:
 
         return once
 
-    def keeps(self, orders=8):
+    def keeps(self, orders=8, **more):
         """A keeper until it ends; how it did."""
         self.is_dead = False
         settings = load_settings(self.drill.toml)
         cloud, state = open_cloud(settings), self.run.run_state(None, None, RUN)
-        return Keeper(cloud, settings, self.run, state, orders, self.said.append, self.sent.append).keep()
+        return Keeper(cloud, settings, self.run, state, orders, self.said.append, self.sent.append, **more).keep()
 
     def wrong(self, made):
         """What is not as it should be; `made`: how many machines may have been."""
@@ -210,6 +213,19 @@ def test_no_stock_for_ten_minutes_is_waited_for(story, goes):
     story.clock.sleep = until_there_is
     story.keeps()
     assert not list(story.wrong(len(goes))) and 600 < story.clock.now - before < 1800
+
+
+@lost
+def test_where_there_is_no_spot_machine_others_are_ordered_if_that_is_allowed(story, goes):
+    story.has_no_spot = True
+    story.begin(goes)
+    story.keeps(list_price=True)
+    assert not list(story.wrong(len(goes)))
+    bought = [each.spot_strategy for each in story.drill.world.instances.values()]
+    assert bought.count("NoSpot") == len(goes)
+    story.begin(goes)
+    with pytest.raises(KeepError):
+        story.keeps()
 
 
 @lost

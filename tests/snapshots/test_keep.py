@@ -289,10 +289,10 @@ def test_what_is_ordered_counts_also_where_it_does_not_come_up(keeper, stage, mo
     monkeypatch.setattr(keep, "apply_plan", order)
     plan = SimpleNamespace(numbers=(2,), existing=members.existing(stage, SETTINGS))
     with pytest.raises(CloudError):
-        keeper._order(plan)
+        keeper._order(SETTINGS, plan)
     assert keeper.orders == 1
     with pytest.raises(SnapshotError):
-        keeper._order(replace_numbers(plan, (2, 3)))
+        keeper._order(SETTINGS, replace_numbers(plan, (2, 3)))
 
 
 def replace_numbers(plan, numbers):
@@ -312,4 +312,4 @@ def test_a_run_whose_head_is_gone_is_kept_by_its_name_and_none_that_is_over(stag
     with pytest.raises(SnapshotError):
         first_state(stage, SETTINGS, stage, RUN)
     with pytest.raises(RentError):
-        question((), GOES_ON, -1)
+        question((), GOES_ON, -1, list_price=False)

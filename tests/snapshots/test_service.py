@@ -34,7 +34,7 @@ def systemd(tmp_path, monkeypatch):
 
 
 def service(checkout, **environment):
-    return KeeperService("demo", RUN, 2, 4, checkout, environment)
+    return KeeperService("demo", RUN, 2, 4, True, checkout, environment)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
@@ -52,7 +52,7 @@ def test_no_key_of_a_cloud_and_no_address_of_a_notification_is_in_the_unit(tmp_p
         monkeypatch.setenv(name, "s3cret")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
     monkeypatch.setenv("SPOTUNE_CLUSTER", "cluster.toml")
-    unit = service_of("demo", RUN, 2, 4)
+    unit = service_of("demo", RUN, 2, 4, list_price=False)
     assert "s3cret" not in unit.unit
     assert unit.environment["HTTPS_PROXY"] == os.environ["HTTPS_PROXY"]
     assert unit.environment["SPOTUNE_CLUSTER"] == str(Path("cluster.toml").resolve())
