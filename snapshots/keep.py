@@ -359,7 +359,8 @@ class Keeper:
     def _rebuild(self) -> None:
         plan = planned(self.cloud, self.settings, LATEST, len(members.usable(self._machines())))
         models = [self.workload.model_folder(name) for name in self.settings.models.names]
-        rebuilding = Rebuilding(self.cloud, self.settings, plan, "", models, lambda: None, self.say)
+        its = (self.cloud, self.settings, plan, "", models, lambda: None, self.say)
+        rebuilding = Rebuilding(*its, ctrl_c_ends=True)
         for step in plan.steps:
             if step.kind in ("deploy", "warm"):
                 rebuilding.do(step)

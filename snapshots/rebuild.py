@@ -109,6 +109,8 @@ class Rebuilding:
     doctor: Callable[[], None]
     say: Callable[[str], None]
     phases: Phases = field(default_factory=Phases)
+    ctrl_c_ends: bool = False
+    """Rather than to skip what is still to be read."""
     reading: ReadAhead | None = None
     """What is read while the base deploy goes on."""
 
@@ -149,6 +151,8 @@ class Rebuilding:
             self._begin_reading(resources)
             failed = self._watch() if self.reading else {}
         if failed is None:
+            if self.ctrl_c_ends:
+                raise KeyboardInterrupt
             self.say("skipped: the first start will be slower; fab rebuild reads what is left")
         elif failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())

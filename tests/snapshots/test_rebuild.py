@@ -1,8 +1,10 @@
 """Desired against existing: the steps of a rebuild, their order, and that none is left once they are done."""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +17,7 @@ from inventory.renting.tags import NODE_TAG
 from inventory.shown import clock
 from snapshots import steps
 from snapshots.listing import UNFROZEN_TAG, YES
-from snapshots.rebuild import next_step
+from snapshots.rebuild import Rebuilding, next_step
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG, refuse_another
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -98,6 +100,16 @@ def test_one_lost_node_is_one_machine_and_a_deploy_on_all():
     assert plan.steps[0].what == "rent 1 machine: te2 from s-1"
     assert plan.steps[0].reason == "3 wanted, 2 there"
     assert plan.steps[2].what == "read what training needs on te2"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_ctrl_c_skips_what_is_still_to_be_read_or_ends_all(ends):
+    said = []
+    rebuilding = Rebuilding(None, None, None, "", (), int, said.append, ctrl_c_ends=ends)
+    rebuilding.reading = SimpleNamespace(watch=lambda show: None, began=0.0, ended=0.0)
+    with pytest.raises(KeyboardInterrupt) if ends else nullcontext():
+        rebuilding._warm(None)
+    assert bool(said) is not ends
 
 
 def test_what_was_interrupted_goes_on_where_it_was():
