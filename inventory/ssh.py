@@ -24,7 +24,7 @@ from paramiko.pkey import UnknownKeyType
 from inventory.errors import InventoryError
 from inventory.known_hosts import known_host_name, read_known_hosts
 from inventory.nodes import SSH_CONFIG, Node
-from inventory.transport import prompt_transport
+from inventory.transport import LINK_TIMEOUT_S, prompt_transport
 from training.text.files import Frame
 
 
@@ -93,8 +93,6 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10
-LINK_TIMEOUT_S = 30
-"""A node that acknowledges nothing for so long is gone, whatever the command on it was given."""
 RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
 PROHIBITED, CONNECT_FAILED = 1, 2
@@ -153,7 +151,6 @@ def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
         connection.client.get_host_keys().update(known.keys_of(known_host_name(node.address, node.port)))
         connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
         connection.open()
-        _watch(connection.transport)
     except Exception as error:
         connection.close()
         raise _refusal(node, error, note) from error
@@ -169,15 +166,6 @@ def shown_key(node: Node, gateway: Node) -> Sequence[paramiko.PKey]:
             transport.start_client(timeout=CONNECT_TIMEOUT_S)
             return [transport.get_remote_server_key()]
     return []
-
-
-def _watch(transport: Any) -> None:
-    """Let the connection end by itself once the node is gone; paramiko would wait for its answer for ever."""
-    transport.set_keepalive(5)
-    transport.channel_timeout = LINK_TIMEOUT_S
-    # Linux alone, and not behind a jump host; elsewhere the commands' own limits end the wait
-    if hasattr(socket, "TCP_USER_TIMEOUT") and isinstance(transport.sock, socket.socket):
-        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
 
 
 def _refusal(node: Node, error: Exception, note: str) -> SshError:

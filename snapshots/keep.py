@@ -7,12 +7,11 @@ and begin again; what it does is what `fab rebuild` or `fab up` and the base dep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Literal
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.opening import open_cloud
@@ -24,10 +23,11 @@ from inventory.renting import keeper, lease, members, recovery, tags
 from inventory.renting.disks import when_free
 from inventory.renting.machines import apply_plan
 from inventory.renting.members import Existing
-from inventory.renting.plan import RentalWish, UpPlan, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.renting.workload import NodeWorkload, RunState
 from inventory.settings import Settings
 from snapshots.listing import LATEST, YES, SnapshotError, all_snapshots, from_tags, newest_first, of_data, usable
+from snapshots.next_action import NextAction, Observed, next_action
 from snapshots.rebuild import Rebuilding, base_deploy, planned
 from snapshots.steps import DEPLOYED_TAG
 from training.text.counts import HOUR, added, money
@@ -35,66 +35,15 @@ from training.text.counts import HOUR, added, money
 LOOK_S, LOOK_MOST_S = 15.0, 900.0
 """Between two looks; after something that failed, such as an order without stock, twice as long as before."""
 GIVE_UP_S, GIVE_UP_IDLE_S = 6 * 3600.0, 3600.0
-"""So long it may fail while the run goes on, and while its machines idle."""
+"""So long nothing may be heard of a run that goes on, and so long all may fail while its machines idle."""
 ASKED_S = 180.0
 """So long a run may take to go on with machines, until it is asked again; four times as long each time."""
-FUTILE = 3
-"""So many resumes may follow each other without a newer checkpoint."""
 SPOT_TRIES = 3
 """So often spot machines were not to be had, before others are ordered where that is allowed."""
 
 
 class KeepError(SnapshotError):
     """The run cannot be kept; the message says why."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A run and its machines at a moment."""
-
-    run: RunState
-    machines: Mapping[str, str]
-    """Private addresses of those that stand, by name; none that is being taken back."""
-    missing: tuple[str, ...] = ()
-    """Names of those that may be ordered in place of others."""
-    leaving: frozenset[str] = frozenset()
-    """Private addresses of those that are being taken back."""
-    bare: frozenset[str] = frozenset()
-    """Names of those that are stopped, or have no base deploy."""
-    new: frozenset[str] = frozenset()
-    """Private addresses of those that the run never had, and was not asked to go on with just now."""
-    futile: int = 0
-    """Resumes since the newest checkpoint."""
-    is_short: bool = False
-    """Whether more machines were just wanted and not to be had."""
-
-
-@dataclass(frozen=True)
-class NextAction:
-    """What to do next."""
-
-    act: Literal["wait", "replace", "go on", "end"]
-    why: str = ""
-
-
-def next_action(seen: Observed) -> NextAction:
-    """Pure."""
-    run = seen.run
-    if not (run.is_active or run.lacks_machines):
-        return NextAction("end", run.reason)
-    if run.is_active and run.addresses & seen.leaving:
-        return NextAction("wait", "the run saves, and leaves machines that are taken back")
-    can_resume = not run.is_active and members.HEAD in seen.machines and seen.futile < FUTILE
-    if seen.bare or (seen.missing and not (can_resume and seen.is_short)):
-        does = "to replace" if seen.missing else "to start and deploy"
-        return NextAction("replace", f"{does}: {', '.join(seen.missing or sorted(seen.bare))}")
-    if run.is_active:
-        return NextAction("go on", "new machines stand") if seen.new else NextAction("wait")
-    if members.HEAD not in seen.machines:
-        return NextAction("end", f"{run.reason}, and no more machines may be ordered")
-    if seen.futile >= FUTILE:
-        return NextAction("end", f"{run.reason}; {FUTILE} resumes saved nothing new")
-    return NextAction("go on", run.reason)
 
 
 def first_state(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id: str) -> RunState:
@@ -110,23 +59,33 @@ def first_state(cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id
 def _first_look(
     cloud: Cloud, settings: Settings, workload: NodeWorkload, run_id: str, standing: Sequence[Instance]
 ) -> RunState:
-    """Raises SnapshotError where a head that stands does not tell."""
+    """Raises SnapshotError where a head that stands, and is none that was left half made, does not tell."""
     state = workload.run_state(cloud, settings, run_id)
+    heads = [each for each in standing if members.number(each) == 1]
+    is_made = any(each.tags.get(DEPLOYED_TAG) == YES for each in heads)
     if isinstance(state, RunState):
-        return state
-    if not run_id or 1 in map(members.number, standing):
+        if state.addresses or is_made:
+            return state
+        state = state.reason
+    if not run_id or is_made:
         raise SnapshotError(state)
     return RunState(run_id, state, lacks_machines=True, nodes=settings.rental.nodes)
 
 
-def question(machines: Sequence[Instance], run: RunState, orders: int, *, list_price: bool) -> str:
+def question(settings: Settings, machines: Sequence[Instance], run: RunState, orders: int, *, list_price: bool) -> str:
     """What may be ordered without asking again, and what machines like those that stand cost. Raises RentError."""
     if orders < 0:
         raise RentError(f"--replacements {orders}: 0 or more is expected")
+    if list_price and settings.rental.spot != "as-price-goes":
+        raise RentError(f'--list-price needs {settings.rental.key("spot")} = "as-price-goes"')
     prices = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
     currency = machines[0].tags.get(tags.CURRENCY_TAG, "") if machines else ""
     cost = f"; those that stand cost {money(added(prices, HOUR), currency, HOUR)} together" if prices else ""
-    price_h = "the list price if there is no spot machine" if list_price else "the day's price"
+    price_h = "the day's price"
+    if list_price:
+        most = max((most for each in machines if (most := tags.most_h(each.tags))), default=None)
+        price_h += " or, where there is no spot machine, the list price"
+        price_h += f" ({money(most, currency, HOUR)} each)" if most else ""
     return (
         f"{run.run_id}, on up to {members.so_many(run.nodes)}: order up to {members.so_many(orders)} in place of those "
         f"that are taken back, at {price_h}{cost}; keep them all until it is over?"
@@ -159,14 +118,16 @@ class Keeper:
     """Private addresses of machines that the run had."""
     _asked: dict[str, tuple[float, int]] = field(default_factory=dict)
     """When the run was asked last to go on with such a machine, and how often."""
-    _resumed: tuple[int | None, int] = (None, 0)
-    """The newest checkpoint at the last resume, and how many followed each other with it."""
+    _resumed: tuple[int | None, frozenset[str], int] = (None, frozenset(), 0)
+    """The newest checkpoint and the machines at the last resume, and how many followed each other with both."""
     _failed: str = ""
     """What failed last; empty where it went well."""
     _without_spot: int = 0
-    """How often there was no spot machine, since the last that was ordered."""
+    """How often there was no spot machine, since one was ordered or another kind was tried."""
     _stood: frozenset[str] = frozenset()
     """Ids of the machines that stood at the last look."""
+    _did_not_go_on: frozenset[str] = frozenset()
+    """Ids of those with which the run could not be resumed."""
     _head_is_new: bool = False
     _has_begun: bool = False
 
@@ -189,6 +150,8 @@ class Keeper:
         while True:
             try:
                 action = next_action(self._look())
+                if self.run.is_active:
+                    well_at = time.monotonic()
                 if action.act == "end":
                     return action.why, None
                 if action.why not in ("", said):
@@ -203,6 +166,8 @@ class Keeper:
                 kind = "" if hasattr(error, "exit_code") else f"{type(error).__name__}: "
                 pause_s = LOOK_S if self._is_changed() else min(2 * pause_s, LOOK_MOST_S)
                 self.say(f"{kind}{error}; again in {pause_s:.0f} s")
+                if self._failed == "go on":
+                    self._did_not_go_on = self._stood
                 if time.monotonic() - well_at > (GIVE_UP_S if self.run.is_active else GIVE_UP_IDLE_S):
                     return f"given up: {kind}{error}", error
             time.sleep(pause_s)
@@ -236,6 +201,8 @@ class Keeper:
         self._begin(instances)
         if not self._deployed:
             self._deployed = {each.instance_id for each in instances if each.private_address in self.run.addresses}
+            if self._deployed:  # whoever keeps them after this one tells them from machines that were left half made
+                self.cloud.tag("instance", sorted(self._deployed), {DEPLOYED_TAG: YES})
         self.run = self._run_now(instances)
         self._news.take(self.run.news)
         self._had |= self.run.addresses
@@ -252,8 +219,8 @@ class Keeper:
             leaving=frozenset(each.private_address for each in instances if each.is_reclaimed),
             bare=frozenset(name for name, each in machines.items() if each.is_stopped or not self._is_deployed(each)),
             new=frozenset(set(addresses.values()) - self._had - recent),
-            futile=self._resumed[1] if self._resumed[0] == self.run.step else 0,
-            is_short=self._failed == "replace",
+            futile=self._resumed[2] if self._resumed[:2] == (self.run.step, self._stood) else 0,
+            is_short=self._failed == "replace" and self._did_not_go_on != self._stood,
         )
 
     def _begin(self, instances: Sequence[Instance]) -> None:
@@ -300,13 +267,14 @@ class Keeper:
         the base deploy do; where there is a snapshot, new disks are made from it and read ahead, as `fab rebuild` does.
         """
         there = members.existing(self.cloud, self.settings)
-        nodes = self._nodes(members.usable(there.instances))
-        head_is_gone = 1 in members.missing(there.instances, nodes)
+        standing = members.usable(there.instances)
+        head_is_gone = 1 not in map(members.number, standing)
+        is_bare = any(each.is_stopped or not self._is_deployed(each) for each in standing)
+        # te1 first, without which the others are of no use; then what stands, which an earlier try may have been cut
+        # off from before disks and host keys were seen to, and which has not to wait for what is not to be had
+        nodes = 1 if head_is_gone else len(standing) if is_bare else self._nodes(standing)
         snapshot = self._snapshot(there, head_is_gone=head_is_gone)
-        wish = RentalWish(nodes, self.settings.rental.hours, snapshot, partial=True)
-        # also where none is missing: an earlier try may have been cut off before disks and host keys were seen to
-        settings = self._rental_settings()
-        self._order(settings, when_free(partial(plan_up, self.cloud, settings, wish), wait=True, cloud=self.cloud))
+        self._order(RentalWish(nodes, self.settings.rental.hours, snapshot, partial=True))
         self._head_is_new |= head_is_gone
         if snapshot is None:
             self._deploy()
@@ -326,35 +294,38 @@ class Keeper:
             raise KeepError(f"{members.HEAD} is gone with its disk, and the newest snapshot has not {self.run.run_id}")
         return newest
 
-    def _rental_settings(self) -> Settings:
-        """Those of the next order: by the hour where that is allowed and spot machines are not to be had."""
-        if not (self.list_price and self._without_spot >= SPOT_TRIES):
-            return self.settings
-        rental = self.settings.rental.model_copy(update={"spot": "off"})
-        return self.settings.model_copy(update={self.settings.provider: rental})
-
-    def _order(self, settings: Settings, plan: UpPlan) -> None:
-        if len(plan.numbers) > self.orders:  # more went while it was waited for a disk
-            raise SnapshotError(f"missing by now: {len(plan.numbers)}; may be ordered: {self.orders}")
-        before = {each.instance_id for each in plan.existing.instances}
-        made = len(plan.numbers)
+    def _order(self, wish: RentalWish) -> None:
+        """See to it and to what stands. Raises CloudError, RentError; SnapshotError for more than may be ordered."""
+        by_the_hour = self.list_price and self._without_spot >= SPOT_TRIES
+        settings = _by_the_hour(self.settings) if by_the_hour else self.settings
+        made: list[str] = []
         try:
-            apply_plan(self.cloud, settings, plan, self.say)
-            self._without_spot = 0
-        except CloudError as error:
-            self._without_spot += error.kind in (Kind.NO_STOCK, Kind.PRICE)
+            plan = when_free(partial(plan_up, self.cloud, settings, wish), wait=True, cloud=self.cloud)
+            wanted = len(plan.numbers)
+            if wanted > self.orders:  # more went while it was waited for a disk
+                raise SnapshotError(f"missing by now: {wanted}; may be ordered: {self.orders}")
+            self._may_order(self.orders - wanted)  # before: who is killed meanwhile may have ordered them
+            try:
+                apply_plan(self.cloud, settings, plan, self.say, made=made)
+            finally:
+                self._may_order(self.orders + wanted - len(made))
+        except (CloudError, RentError) as error:
+            is_lack = getattr(error, "kind", Kind.NO_STOCK) in (Kind.NO_STOCK, Kind.PRICE)
+            self._without_spot = 0 if made or by_the_hour else self._without_spot + is_lack
             raise
-        finally:
-            with suppress(CloudError):  # else as many as were wanted
-                made = len({each.instance_id for each in self._machines()} - before)
-            self.orders -= made
-            self.note_orders(self.orders)
+        if made:
+            self._without_spot = 0
+
+    def _may_order(self, orders: int) -> None:
+        self.orders = orders
+        self.note_orders(orders)
 
     def _deploy(self) -> None:
-        instances = self._machines()
+        before = {each.instance_id for each in self._machines()}
         if code := base_deploy(self.settings, Phases()):
             raise SnapshotError(f"the base deploy ended with {code}")
-        self.cloud.tag("instance", [each.instance_id for each in instances], {DEPLOYED_TAG: YES})
+        there = {each.instance_id for each in self._machines()}  # without those that went meanwhile
+        self.cloud.tag("instance", sorted(before & there), {DEPLOYED_TAG: YES})
 
     def _rebuild(self) -> None:
         plan = planned(self.cloud, self.settings, LATEST, len(members.usable(self._machines())))
@@ -374,11 +345,17 @@ class Keeper:
         else:
             title = f"{self.run.run_id} is resumed"
             self.send(Message(f"{title} {self.run.step} {time.time():.0f}", "healed", title, self.run.reason))
-            step, times = self._resumed
-            self._resumed = (self.run.step, times + 1 if step == self.run.step else 1)
+            *before, times = self._resumed
+            self._resumed = (self.run.step, self._stood, times + 1 if before == [self.run.step, self._stood] else 1)
 
     def _tell_release(self, at: datetime) -> None:
         """From a thread of its own."""
         cloud = open_cloud(self.settings)
         if why := self.workload.tell_release(recovery.rented_nodes(cloud, self.settings)[0], at):
             raise SnapshotError(why)
+
+
+def _by_the_hour(settings: Settings) -> Settings:
+    """With machines that are no spot machines."""
+    rental = settings.rental.model_copy(update={"spot": "off"})
+    return settings.model_copy(update={settings.provider: rental})

@@ -194,7 +194,7 @@ def keep(
             unit = service.service_of(settings.name, state.run_id, state.nodes, replacements, list_price=list_price)
             if install:
                 service.try_environment(unit, ["status" if state.addresses else "cost"])
-            question = keeping.question(machines, state, replacements, list_price=list_price)
+            question = keeping.question(settings, machines, state, replacements, list_price=list_price)
             flags = {"run": run, "replacements": replacements, "list_price": list_price, "install": install}
             ask(yes, question, yes_command("keep", keep, **flags))
             if not install:

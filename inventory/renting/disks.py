@@ -43,8 +43,7 @@ def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: b
 
 
 def is_kept(settings: Rental, number: int) -> bool:
-    """Whether a node's data disk is to outlive its machine. A head that is not te1, as that is gone, becomes such a
-    node with its first run: `keep_head_disk`."""
+    """Whether a node's data disk is to outlive its machine."""
     return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == 1)
 
 

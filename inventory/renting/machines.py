@@ -29,9 +29,16 @@ ASK_EVERY_S = 3.0
 
 
 def apply_plan(
-    cloud: Cloud, settings: Settings, plan: UpPlan, report: Report, phases: Phases | None = None
+    cloud: Cloud,
+    settings: Settings,
+    plan: UpPlan,
+    report: Report,
+    phases: Phases | None = None,
+    *,
+    made: list[str] | None = None,
 ) -> tuple[Instance, ...]:
-    """Make the plan so; the machines in rank order, all running, reachable, their host keys pinned.
+    """Make the plan so; the machines in rank order, all running, reachable, their host keys pinned. `made`: gets the
+    ids of those that are ordered, however it ends.
 
     May be called again after any interruption: what is there is asked of the cloud again. Raises RentError where
     another command is at work, CloudError, SshError.
@@ -41,7 +48,8 @@ def apply_plan(
     with intents.alone():
         for line in settle_alone(cloud, intents):
             report(line)
-        orders, instances = Orders(cloud, settings, plan, intents, report), cloud.instances(tags=own)
+        orders = Orders(cloud, settings, plan, intents, report, [] if made is None else made)
+        instances = cloud.instances(tags=own)
         if numbers := [k for k in members.missing(instances, plan.wish.nodes) if k in plan.numbers]:
             # another command may have spent money since the plan was made
             orders.plan = with_money(cloud, settings, plan, members.Existing(instances, cloud.disks(tags=own)))

@@ -97,6 +97,8 @@ class Orders:
     """What the machines of this call cost until they are released."""
     unlisted: list[str] = field(default_factory=list)
     """Machines that were taken back before the cloud had listed them."""
+    refused: dict[Offer, str] = field(default_factory=dict)
+    """Why an offer was not to be had."""
 
     def place(self, numbers: Sequence[int]) -> None:
         """Order machines for these numbers from the first offer that has them all; with `partial` from several.
@@ -107,7 +109,6 @@ class Orders:
         place = access.network_request(self.settings, self.plan.ssh_from, with_key=True)
         self._prepared(place)  # before any offer: what is refused here, no other type or zone has
         left = tuple(numbers)
-        refused: dict[Offer, str] = {}
         for quote in self.plan.quotes:
             try:
                 left = self._from_offer(self._reached(quote, place), left)
@@ -118,12 +119,12 @@ class Orders:
                     raise RentError(offers.disk_kinds(self.settings, quote.offer, error)) from error
                 if error.kind not in NEXT_OFFER:
                     raise
-                refused[quote.offer] = offers.reason(error)
-                self.report(f"{quote.offer.words}: {refused[quote.offer]}")
+                self.refused[quote.offer] = offers.reason(error)
+                self.report(f"{quote.offer.words}: {self.refused[quote.offer]}")
             if not left:
                 return
         if not (self.plan.wish.partial and self.made):
-            raise CloudError(_nothing_left(self.settings, refused, self.plan.pinned, self.unlisted), Kind.NO_STOCK)
+            raise CloudError(_nothing_left(self.settings, self.refused, self.plan.pinned, self.unlisted), Kind.NO_STOCK)
         self.report(f"{len(left)} of {len(numbers)} machines could not be had; `fab up` tries again")
 
     def _prepared(self, place: NetworkRequest) -> PreparedNetwork:
@@ -150,7 +151,8 @@ class Orders:
             except CloudError as error:
                 if not (self.plan.wish.partial and error.kind in NEXT_OFFER):
                     raise
-                self.report(f"{quote.offer.words}: {offers.reason(error)} for te{each.first}")
+                self.refused[quote.offer] = offers.reason(error)
+                self.report(f"{quote.offer.words}: {self.refused[quote.offer]} for te{each.first}")
         for k in sorted(set(numbers) - left - set(waiting)):
             if disk := self.plan.kept.get(k):
                 self.report(

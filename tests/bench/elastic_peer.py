@@ -1,7 +1,6 @@
 """A plain LoRA training as torchrun restarts it: what the model of the local hosts would be trained with by hand. Runs
 on a host; writes when each step ended and how many ranks did it. Saves every 20 steps and goes on from there."""
 
-import os
 import time
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def main() -> None:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-4)
     step = 0
-    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) and SAVED.exists():
+    if SAVED.exists():
         saved = torch.load(SAVED)
         step = saved["step"]
         model.load_state_dict(saved["adapter"], strict=False)

@@ -116,14 +116,14 @@ def _peers(local: LocalCluster) -> float:
     script = shlex.quote(PEER.read_text(encoding="utf-8"))
     try:
         for name in names:
-            local.on(name, f"rm -f /root/steps; printf %s {script} > /root/elastic_peer.py")
+            local.on(name, f"rm -f /root/steps /root/elastic.pt; printf %s {script} > /root/elastic_peer.py")
         for name in names:
             elastic = f"{ELASTIC} --rdzv_endpoint={head}:{PORT} /root/elastic_peer.py"
             local.on(name, f"systemctl reset-failed peer 2>/dev/null; systemd-run --quiet --unit peer {elastic}")
-        until(lambda: len(_peer_steps(local)) > 30 or None, "the peer trains", 300)
+        until(lambda: [ranks for _, ranks in _peer_steps(local)].count(4) > 30, "the peer trains on all", 300)
         began = time.time()
         local.happens("off", GONE)
-        end: float = until(lambda: _first_of_three(_peer_steps(local)), "the peer goes on without it", 300)
+        end: float = until(lambda: _first_of_three(_peer_steps(local), began), "the peer goes on without it", 300)
     finally:
         for name in names:
             if name != GONE:
@@ -138,5 +138,5 @@ def _peer_steps(local: LocalCluster) -> list[list[float]]:
     return [[float(word) for word in line.split()] for line in told.splitlines()]
 
 
-def _first_of_three(steps: Sequence[Sequence[float]]) -> float | None:
-    return next((at for at, ranks in steps if ranks < 4), None)
+def _first_of_three(steps: Sequence[Sequence[float]], since: float) -> float | None:
+    return next((at for at, ranks in steps if at > since and ranks < 4), None)

@@ -87,7 +87,7 @@ def metrics(cluster: LocalCluster, run: DisturbedRun) -> dict[int, dict[str, Any
 def bill(of: Account, now: float) -> dict[str, float]:
     """What each machine has cost: by the second, at its price when it was ordered, with its disks. All have disks like
     those that stand; a kept disk without a machine is not in it."""
-    standing = next(iter(of.instances))
+    standing = next(iter(of.instances), "")
     disks_h = sum(_disk_h(each) for each in of.disks.values() if each.instance_id == standing)
     lives = [(each, now) for each in of.instances.values()]
     lives += [(each, each.release_at) for each in of.past_instances.values()]
@@ -170,7 +170,7 @@ def keepers(cluster: LocalCluster, run_id: str, until: float) -> tuple[int | Non
                 keeping.wait(dice.expovariate(1) * KILL_EVERY_S if KILL_EVERY_S else LONGEST_S)
             code = keeping.poll()
         said += log.read_text()
-        if code is not None:
+        if code is not None or not KILL_EVERY_S:
             return code, kills, said
         kills += 1
     return None, kills, said

@@ -15,8 +15,9 @@ import pytest
 from inventory import hostkeys, node_program
 from inventory.cluster import ssh_files
 from inventory.nodes import pyinfra_hosts
-from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, LoginError, SshError, ask, connect, run, run_greeted, tunnel
+from inventory.ssh import HostKeyError, LoginError, SshError, ask, connect, run, run_greeted, tunnel
 from inventory.ssh_program import ssh_argv
+from inventory.transport import ALIVE_S, LINK_TIMEOUT_S, prompt_transport
 from tests.support import ssh_server
 from tests.support.ssh_server import SshServer, key_pair
 from tests.support.waiting import as_soon_as, until
@@ -124,10 +125,11 @@ def listens(address, port):
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives unacknowledged data up so")
-def test_the_kernel_gives_up_a_node_that_vanished(node):
-    with connect(node) as connection:
-        option = connection.transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-    assert option == LINK_TIMEOUT_S * 1000
+def test_a_connection_asks_for_signs_of_life_and_the_kernel_gives_up_a_node_that_vanished():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        link = prompt_transport(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == LINK_TIMEOUT_S * 1000
+        assert link.packetizer._Packetizer__keepalive_interval == ALIVE_S
 
 
 def test_a_key_with_a_passphrase_comes_with_the_command_that_opens_it(locked):

@@ -10,10 +10,12 @@ import pytest
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.renting import lease, members, tags
+from inventory.renting.plan import RentalWish
 from inventory.renting.workload import RunState
 from snapshots import keep
-from snapshots.keep import Keeper, KeepError, Observed, first_state, next_action, question
+from snapshots.keep import Keeper, KeepError, first_state, question
 from snapshots.listing import YES, SnapshotError
+from snapshots.next_action import FUTILE, Observed, next_action
 from snapshots.steps import DEPLOYED_TAG
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -37,21 +39,24 @@ NONE = Observed(LOST, {}, missing=("te1", "te2"))
         (replace(ALONE, run=LOST), "replace"),
         (replace(ALONE, run=LOST, is_short=True), "go on"),  # with those that stand
         (replace(ALONE, is_short=True), "replace"),
+        (replace(ANEW, missing=("te3",)), "replace"),
+        (replace(ANEW, missing=("te3",), is_short=True), "go on"),  # with the one that came
         (replace(ALONE, run=LOST, is_short=True, bare=frozenset({"te3"})), "replace"),
         (replace(NONE, is_short=True), "replace"),
-        (replace(ALONE, run=LOST, is_short=True, futile=keep.FUTILE), "replace"),
+        (replace(ALONE, run=LOST, is_short=True, futile=FUTILE), "replace"),
         (NONE, "replace"),
         (replace(ANEW, bare=frozenset({"te2"})), "replace"),
         (ANEW, "go on"),
         (replace(ANEW, new=frozenset()), "wait"),  # it was asked, or left it out
         (replace(BOTH, run=LOST), "go on"),
-        (replace(BOTH, run=LOST, futile=keep.FUTILE), "end"),
+        (replace(BOTH, run=LOST, futile=FUTILE), "end"),
         (replace(BOTH, run=RunState(RUN, "finished", is_finished=True)), "end"),
         (replace(ALONE, run=RunState(RUN, "failed: the loss is nan")), "end"),
         # no more may be ordered
         (replace(ALONE, missing=()), "wait"),
         (replace(ALONE, missing=(), run=LOST), "go on"),
         (replace(NONE, missing=()), "end"),
+        (Observed(LOST, {"te2": "10.0.0.2"}, bare=frozenset({"te2"})), "end"),
     ],
 )
 def test_what_is_done_next(seen, act):
@@ -69,6 +74,9 @@ class Stage:
 
     def now(self):
         return NOW
+
+    def tag(self, kind, ids, new):
+        self.tagged = (kind, tuple(ids), new)
 
     def disks(self, tags):
         return self.owned
@@ -105,7 +113,7 @@ def stage(tmp_path, monkeypatch):
     return stage
 
 
-SETTINGS = SimpleNamespace(name="demo", rental=SimpleNamespace(nodes=2, hours=4))
+SETTINGS = SimpleNamespace(name="demo", rental=SimpleNamespace(nodes=2, hours=4, spot="as-price-goes"))
 
 
 @pytest.fixture
@@ -115,6 +123,7 @@ def keeper(stage):
 
 def test_machines_that_a_run_began_on_are_deployed_and_new_ones_are_not_until_they_are_tagged(keeper, stage):
     assert keeper._look() == BOTH
+    assert stage.tagged == ("instance", ("i-10.0.0.1", "i-10.0.0.2"), {DEPLOYED_TAG: YES})
     stage.goes("10.0.0.2")
     stage.state = ON_ONE
     assert keeper._look() == ALONE
@@ -157,22 +166,67 @@ def test_a_new_head_is_asked_once_it_is_deployed_and_one_that_goes_while_it_answ
 def test_what_fails_is_tried_again_and_more_rarely_until_it_is_given_up(keeper, stage, monkeypatch):
     pauses = []
 
-    def pause(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 6:
-            monkeypatch.setattr(keep, "GIVE_UP_S", 0.0)
-
     def sold_out(_):
         raise CloudError("sold out", Kind.PASSING)
 
-    monkeypatch.setattr(keep.time, "sleep", pause)
+    monkeypatch.setattr(keep, "time", clock(pauses))
+    monkeypatch.setattr(Keeper, "_replace", sold_out)
+    stage.goes("10.0.0.1")
+    stage.goes("10.0.0.2")
+    stage.state = "te1 is missing"
+    with pytest.raises(KeepError, match="sold out"):
+        keeper.keep()
+    assert pauses[:7] == [30, 60, 120, 240, 480, 900, 900] and sum(pauses) < 2 * keep.GIVE_UP_IDLE_S
+    assert stage.done[-1] == "idle" and [message.kind for message in stage.told] == ["waiting"]
+
+
+def clock(pauses, then=lambda: None):
+    """In place of `time`; `then` comes after each pause."""
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        then()
+
+    def now():
+        return float(sum(pauses))
+
+    return SimpleNamespace(sleep=sleep, monotonic=now, time=now)
+
+
+def test_a_run_that_goes_on_is_never_given_up_for_want_of_machines(keeper, stage, monkeypatch):
+    pauses = []
+
+    def then():
+        if sum(pauses) > 4 * keep.GIVE_UP_S:
+            stage.state = replace(ON_ONE, is_active=False, is_finished=True)
+
+    def sold_out(_):
+        raise CloudError("sold out", Kind.NO_STOCK)
+
+    monkeypatch.setattr(keep, "time", clock(pauses, then))
     monkeypatch.setattr(Keeper, "_replace", sold_out)
     stage.goes("10.0.0.2")
     stage.state = ON_ONE
-    with pytest.raises(KeepError, match="sold out"):
+    assert keeper.keep() == stage.state.reason and max(pauses) == 900
+
+
+def test_a_run_that_does_not_fit_the_machines_left_is_not_asked_again_with_them(keeper, stage, monkeypatch):
+    def sold_out(_):
+        stage.done.append("order")
+        raise CloudError("sold out", Kind.NO_STOCK)
+
+    def does_not_fit(run_id):
+        stage.done.append("go on")
+        raise SnapshotError("it does not fit one machine")
+
+    monkeypatch.setattr(keep, "time", clock([]))
+    monkeypatch.setattr(Keeper, "_replace", sold_out)
+    stage.go_on, stage.state = does_not_fit, LOST
+    stage.goes("10.0.0.2")
+    with pytest.raises(KeepError):
         keeper.keep()
-    assert pauses == [30, 60, 120, 240, 480, 900] and stage.done[-1] == "idle"
-    assert [message.kind for message in stage.told] == ["waiting"]
+    acts = [line for line in stage.done if line in ("order", "go on")]
+    assert acts[:2] == ["order", "go on"] and acts.count("go on") == 1 and len(acts) > 6
 
 
 def test_after_a_try_that_changed_the_machines_the_next_follows_and_where_none_are_to_be_had_the_others_go_on(
@@ -205,6 +259,7 @@ def test_after_a_try_that_changed_the_machines_the_next_follows_and_where_none_a
 def test_a_service_that_begins_late_rents_nothing_anew_for_what_was_removed_and_ends_what_is_over(keeper, stage):
     keeper.is_service, keeper.run = True, RunState(RUN, "", is_active=True, nodes=2)
     stage.state = "te1 does not answer"
+    stage.stands(1, "10.0.0.1", deployed=True)
     with pytest.raises(SnapshotError):  # it tries again
         keeper._look()
     stage.state = replace(GOES_ON, nodes=4)
@@ -256,7 +311,7 @@ def test_a_run_is_asked_for_new_machines_alone_and_ever_more_rarely(keeper, stag
 
 def test_resumes_without_a_newer_checkpoint_end(keeper, stage):
     stage.state = LOST
-    for _ in range(keep.FUTILE):
+    for _ in range(FUTILE):
         assert next_action(keeper._look()).act == "go on"
         keeper._go_on()
     assert next_action(keeper._look()).act == "end"
@@ -281,35 +336,46 @@ def test_a_lost_head_gets_its_kept_disk_and_else_a_snapshot_that_has_the_run_or_
 
 
 def test_what_is_ordered_counts_also_where_it_does_not_come_up(keeper, stage, monkeypatch):
-    def order(*_):
-        stage.stands(2, "10.0.0.9")
+    noted, numbers = [], [2]
+    keeper.note_orders = noted.append
+
+    def order(*_, made):
+        assert noted == [1], "before it is ordered"
+        made.append("i-1")  # it is gone again by now
         raise CloudError("it does not start", Kind.WAIT)
 
-    stage.goes("10.0.0.2")
+    monkeypatch.setattr(keep, "plan_up", lambda *_: SimpleNamespace(numbers=tuple(numbers)))
     monkeypatch.setattr(keep, "apply_plan", order)
-    plan = SimpleNamespace(numbers=(2,), existing=members.existing(stage, SETTINGS))
+    wish = RentalWish(2, 1, partial=True)
     with pytest.raises(CloudError):
-        keeper._order(SETTINGS, plan)
-    assert keeper.orders == 1
+        keeper._order(wish)
+    assert keeper.orders == 1 and noted == [1, 1]
+    numbers.append(3)
     with pytest.raises(SnapshotError):
-        keeper._order(SETTINGS, replace_numbers(plan, (2, 3)))
-
-
-def replace_numbers(plan, numbers):
-    return SimpleNamespace(numbers=numbers, existing=plan.existing)
+        keeper._order(wish)
 
 
 def test_a_run_whose_head_is_gone_is_kept_by_its_name_and_none_that_is_over(stage):
     assert first_state(stage, SETTINGS, stage, "") == GOES_ON
-    stage.state = "te1 is missing"
+    stage.state = "its host key is not known"
+    assert first_state(stage, SETTINGS, stage, RUN).lacks_machines  # te1 was left half made
+    stage.stands(1, "10.0.0.1", deployed=True)
     with pytest.raises(SnapshotError):
         first_state(stage, SETTINGS, stage, RUN)
     stage.goes("10.0.0.1")
+    stage.state = "te1 is missing"
     assert first_state(stage, SETTINGS, stage, RUN).lacks_machines
     with pytest.raises(SnapshotError):
         first_state(stage, SETTINGS, stage, "")
-    stage.state = RunState(RUN, "finished", is_finished=True)
+    stage.state = replace(GOES_ON, is_active=False, is_finished=True)
     with pytest.raises(SnapshotError):
         first_state(stage, SETTINGS, stage, RUN)
     with pytest.raises(RentError):
-        question((), GOES_ON, -1, list_price=False)
+        question(SETTINGS, (), GOES_ON, -1, list_price=False)
+    (machine,) = stage.there.values()
+    priced = replace(machine, tags={tags.PRICE_TAG: "1.5", tags.MOST_TAG: "6", tags.CURRENCY_TAG: "CNY"})
+    asked = [question(SETTINGS, (priced, priced), GOES_ON, 2, list_price=each) for each in (False, True)]
+    assert ["6.00 CNY" in each for each in asked] == [False, True] and all("3.00 CNY" in each for each in asked)
+    by_the_hour = SimpleNamespace(rental=SimpleNamespace(spot="off", key="aliyun.{}".format))
+    with pytest.raises(RentError, match=r"aliyun\.spot"):
+        question(by_the_hour, (), GOES_ON, 2, list_price=True)

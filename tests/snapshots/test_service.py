@@ -41,6 +41,7 @@ def service(checkout, **environment):
 def test_systemd_understands_the_unit_whatever_is_in_paths_and_variables(tmp_path):
     (checkout := tmp_path / "my 100% work").mkdir()
     unit = service(checkout, PATH="/usr/bin:/bin", ODD=ODD)
+    assert unit.command[-1] == "--list-price"
     (file := tmp_path / unit.name).write_text(unit.unit)
     env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(["systemd-analyze", "verify", "--user", file], capture_output=True, text=True, env=env)

@@ -328,11 +328,11 @@ def _at_a_loss(plan: Plan, machines: RunMachines) -> str:
 
 def _replaced_by(cluster: Session) -> str:
     """What replaces its machines, and at what price; empty where none is rented."""
-    if not (cluster.settings and cluster.settings.is_rented):
+    if not (cluster.settings and cluster.settings.is_rented) or cluster.settings.rental.spot == "off":
         return ""
     price_h, currency = price_of(cluster.nodes)
     cost = "" if price_h is None else f", at about {money(price_h / len(cluster.nodes), currency, HOUR)} each"
-    return f"fab keep rents others in place of machines that are taken back{cost}"
+    return f"fab keep, while it works, rents others in place of machines that are taken back{cost}"
 
 
 ALWAYS_SHOWN = ("records", "time")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from training.laptop import start_run
 from training.laptop.start_run import resolve_recipe
 from training.models.names import load_recipe, recipe_names
 from training.plan.data_checks import warmup
@@ -86,3 +87,12 @@ def test_steps_by_set_are_steps_too(capsys):
 def test_any_other_warm_up_is_left_to_the_plan_and_nothing_is_said(capsys, settings, steps, kept):
     assert resolve_recipe("tiny", settings, steps).optimizer.warmup_steps == kept
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("spot", "is_said"), [("as-price-goes", True), ("off", False)])
+def test_a_start_says_what_replaces_its_machines_and_at_what_price(spot, is_said):
+    settings = SimpleNamespace(is_rented=True, rental=SimpleNamespace(spot=spot))
+    nodes = [SimpleNamespace(price_h=1.5, currency="CNY")] * 2
+    said = start_run._replaced_by(SimpleNamespace(settings=settings, nodes=nodes))
+    assert ("fab keep" in said and "1.50 CNY" in said) is is_said
+    assert start_run._replaced_by(SimpleNamespace(settings=None)) == ""
