@@ -289,6 +289,18 @@ def test_a_base_deploy_with_a_host_off_finishes_the_others_and_fails(disturbed):
     assert code == 0, log[-3000:]
 
 
+def test_a_base_deploy_whose_host_is_cut_off_meanwhile_ends(disturbed):
+    local = disturbed.local
+    local.on("te4", "rm -rf /data/env")
+    with local.started("pyinfra", "-y", local.inventory, "deploy/base.py") as (deploy, log):
+        until(lambda: "Copied from te1" in log.read_text(), "its environment is copied", 120)
+        local.cut("te4")
+        assert deploy.wait(180) == 1
+    local.happens("heal", "te4")
+    code, _, log = local.deploy()
+    assert code == 0, log[-3000:]
+
+
 def test_a_run_takes_in_the_node_that_it_lacks(disturbed):
     disturbed.resume(local=disturbed.local.listed(but="te4"))
     disturbed.hold_beyond(disturbed.checkpoints()[-1] + 1)
