@@ -95,7 +95,7 @@ class Clock:
     def sleep(self, seconds):
         """Between two looks."""
         self.looks += 1
-        assert self.looks < MOST_LOOKS, "it never ends"
+        assert self.looks < MOST_LOOKS
         self.pause(seconds)
 
     def pause(self, seconds):
@@ -248,7 +248,7 @@ def test_where_there_is_no_spot_machine_others_are_ordered_if_that_is_allowed(st
     bought = [each.spot_strategy for each in story.drill.world.instances.values()]
     assert bought.count("NoSpot") == len(goes)
     tries = [len(list(same)) for strategy, same in groupby(story.asked) if strategy != "NoSpot"]
-    assert {each % SPOT_TRIES for each in tries} == {0}, "each time anew, before the list price"
+    assert {each % SPOT_TRIES for each in tries} == {0}  # each time anew
     story.begin(goes)
     story.run.ends_at = story.clock.now + LONG_S
     with suppress(KeepError):

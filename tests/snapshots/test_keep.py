@@ -340,7 +340,7 @@ def test_what_is_ordered_counts_also_where_it_does_not_come_up(keeper, stage, mo
     keeper.note_orders = noted.append
 
     def order(*_, made):
-        assert noted == [1], "before it is ordered"
+        assert noted == [1]  # before it is ordered
         made.append("i-1")  # it is gone again by now
         raise CloudError("it does not start", Kind.WAIT)
 
