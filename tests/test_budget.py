@@ -39,7 +39,7 @@ ROOMS = {
     "training/node/metrics": (612, 8),
     "training/node/prove": (376, 4),
     "training/node/strategies": (914, 11),
-    "training/node/supervision": (1681, 17),
+    "training/node/supervision": (1682, 17),
     "training/plan": (1377, 13),
     "training/recipe": (503, 7),
     "training/run": (1121, 14),

@@ -78,12 +78,12 @@ def test_what_a_change_of_machines_took_is_counted_and_kept(start_on_nodes):
 
 
 def test_a_pause_without_a_step_is_part_of_the_next_one(tmp_path):
-    def row(step, second):
+    def row(step, second, step_s=4.0):
         at = datetime.fromtimestamp(second, UTC).isoformat()
-        return json.dumps({"step": step, "loss": 1.0, "step_s": 4.0, "time": at}) + "\n"
+        return json.dumps({"step": step, "loss": 1.0, "step_s": step_s, "time": at}) + "\n"
 
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text(row(40, 1000) + row(41, 1004) + row(42, 1008))
+    metrics.write_text(row(40, 1000, step_s=90.0) + row(41, 1004) + row(42, 1008))  # one was held up
     four, one = (Status("r", "running", started=500.0, price_h=price_h) for price_h in (36.0, 9.0))
     after = partial(pause_after, tmp_path, "te2 is lost", four)
     first = after(kept=40, began=500.0)

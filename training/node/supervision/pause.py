@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from training.cost.pace import cost_so_far
@@ -26,8 +27,8 @@ class Pause:
     kept: int
     """Of these, what the checkpoint has."""
     since: float
-    """When the step after these would have been finished, in seconds since 1970; of a start that saved nothing, when
-    its ranks began."""
+    """When the step after these would have been finished, had it taken as long as most, in seconds since 1970; of a
+    start that saved nothing, when its ranks began."""
     spent: float | None
     """What the run had cost then; None where no price is known."""
 
@@ -48,13 +49,13 @@ def pause_after(
     done = max(map(int, steps), default=0)
     if earlier:
         return replace(earlier, why=why, done=max(done, earlier.done))
-    since = max(began, _next_due(steps.get(kept, {})))
+    usual_s = median([float(row["step_s"]) for row in steps.values() if is_figure(row.get("step_s"))] or [0.0])
+    since = max(began, _ended(steps.get(kept, {})) + usual_s)
     return Pause(why, done, kept or 0, since, cost_so_far(status, since))
 
 
-def _next_due(row: Mapping[str, Any]) -> float:
-    """When the step after one would have been finished; 0 where its row does not tell."""
+def _ended(row: Mapping[str, Any]) -> float:
+    """When a step was finished; 0 where its row does not tell."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        if is_figure(row["step_s"]):
-            return datetime.fromisoformat(row["time"]).timestamp() + float(row["step_s"])
+        return datetime.fromisoformat(row["time"]).timestamp()
     return 0.0
