@@ -81,14 +81,14 @@ def question(settings: Settings, machines: Sequence[Instance], run: RunState, or
     prices = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
     currency = machines[0].tags.get(tags.CURRENCY_TAG, "") if machines else ""
     cost = f"; those that stand cost {money(added(prices, HOUR), currency, HOUR)} together" if prices else ""
-    price_h = "the day's price"
+    rate = "the day's price"
     if list_price:
         most = max((most for each in machines if (most := tags.most_h(each.tags))), default=None)
-        price_h += " or, where there is no spot machine, the list price"
-        price_h += f" ({money(most, currency, HOUR)} each)" if most else ""
+        rate += " or, where there is no spot machine, the list price"
+        rate += f" ({money(most, currency, HOUR)} each)" if most else ""
     return (
         f"{run.run_id}, on up to {members.so_many(run.nodes)}: order up to {members.so_many(orders)} in place of those "
-        f"that are taken back, at {price_h}{cost}; keep them all until it is over?"
+        f"that are taken back, at {rate}{cost}; keep them all until it is over?"
     )
 
 

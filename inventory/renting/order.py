@@ -125,7 +125,7 @@ class Orders:
                 return
         if not (self.plan.wish.partial and self.made):
             raise CloudError(_nothing_left(self.settings, self.refused, self.plan.pinned, self.unlisted), Kind.NO_STOCK)
-        self.report(f"{len(left)} of {len(numbers)} machines could not be had; `fab up` tries again")
+        self.report(f"{len(left)} of {len(numbers)} machines could not be had; the same command tries again")
 
     def _prepared(self, place: NetworkRequest) -> PreparedNetwork:
         ready = self.cloud.prepare_network(place, self.intents)
