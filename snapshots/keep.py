@@ -32,8 +32,9 @@ from snapshots.rebuild import Rebuilding, base_deploy, planned
 from snapshots.steps import DEPLOYED_TAG
 from training.text.counts import HOUR, added, money
 
-LOOK_S, LOOK_MOST_S = 15.0, 900.0
-"""Between two looks; after something that failed, such as an order without stock, twice as long as before."""
+LOOK_S, LOOK_MOST_S, LOOK_IDLE_MOST_S = 15.0, 900.0, 60.0
+"""Between two looks; after something that failed, such as an order without stock, twice as long as before, up to the
+second of them, or the third while machines stand idle because the run does not go on."""
 GIVE_UP_S, GIVE_UP_IDLE_S = 6 * 3600.0, 3600.0
 """So long nothing may be heard of a run that goes on, and so long all may fail while its machines idle."""
 ASKED_S = 180.0
@@ -164,7 +165,8 @@ class Keeper:
                 raise
             except Exception as error:  # nobody watches: whatever it is, the next try may go well
                 kind = "" if hasattr(error, "exit_code") else f"{type(error).__name__}: "
-                pause_s = LOOK_S if self._is_changed() else min(2 * pause_s, LOOK_MOST_S)
+                most_s = LOOK_MOST_S if self.run.is_active else LOOK_IDLE_MOST_S
+                pause_s = LOOK_S if self._is_changed() else min(2 * pause_s, most_s)
                 self.say(f"{kind}{error}; again in {pause_s:.0f} s")
                 if self._failed == "go on":
                     self._did_not_go_on = self._stood
@@ -220,7 +222,7 @@ class Keeper:
             bare=frozenset(name for name, each in machines.items() if each.is_stopped or not self._is_deployed(each)),
             new=frozenset(set(addresses.values()) - self._had - recent),
             futile=self._resumed[2] if self._resumed[:2] == (self.run.step, self._stood) else 0,
-            is_short=self._failed == "replace" and self._did_not_go_on != self._stood,
+            is_short=(self._failed == "replace" or not self.run.is_active) and self._did_not_go_on != self._stood,
         )
 
     def _begin(self, instances: Sequence[Instance]) -> None:

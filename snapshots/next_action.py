@@ -31,7 +31,8 @@ class Observed:
     futile: int = 0
     """Resumes with these machines since the newest checkpoint."""
     is_short: bool = False
-    """Whether the last try to replace machines failed, and the run was not yet asked to go on with those that stand."""
+    """Whether the run is to go on with those that stand before the missing ones are replaced: it stands still, or they
+    were not to be had."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ ROOMS = {
     "inventory/localcloud": (1138, 14),
     "inventory/localcloud/ecs": (1836, 16),
     "inventory/renting": (2637, 22),
-    "snapshots": (1363, 12),
+    "snapshots": (1364, 12),
     "snapshots/on_node": (115, 3),
     "training": (0, 1),
     "training/cost": (789, 9),

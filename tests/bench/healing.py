@@ -83,8 +83,8 @@ def _ours(local: LocalCluster, parts: list[tuple[float, ...]]) -> float:
     at = next(row["at"] for row in rows if row.get("why"))
     again = next(row["loss"]["steps"] for row in rows if "loss" in row)
     parts.append((ended - began, at - ended, end - at, again))
-    checked(local.fab("stop", "--run", run.run_id))
     _back(local)
+    checked(local.fab("stop", "--run", run.run_id))
     return end - began
 
 
