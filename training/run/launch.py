@@ -165,10 +165,11 @@ def parse_launch(text: str) -> Launch:
         raise ValueError(f"no launch: {first_problem(error)}") from error
 
 
-def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:
+def sweep_command(launch: Launch, only_list: bool = False, code: str = "", *, keep_spare: bool = False) -> str:
     """A shell command that ends (or only lists) a run's processes on the node it is given to, with the run's own
-    code or that in the folder `code`; by the node's own Python where the run's environment is gone."""
-    argv = ["--run", launch.run_dir, *(["--list"] if only_list else [])]
+    code or that in the folder `code`; by the node's own Python where the run's environment is gone. `keep_spare`: but
+    for the spare server."""
+    argv = ["--run", launch.run_dir, *(["--list"] if only_list else []), *(["--keep-spare"] if keep_spare else [])]
     folder = shlex.quote(code or launch.run_dir)
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')

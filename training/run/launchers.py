@@ -75,9 +75,10 @@ def launcher_programs(launch: Launch) -> list[str]:
     return [launch.python, *([_mpirun(launch)] if launch.launcher == "mpirun" else [])]
 
 
-def fork_server_argv(launch: Launch, host: Host) -> list[str]:
-    """A node's fork server."""
-    return _on_node(launch, host, [FORK_SERVER, "--run", launch.run_dir, "--node", host.name])
+def fork_server_argv(launch: Launch, host: Host, *, ahead: bool = False) -> list[str]:
+    """A node's fork server; `ahead`: it only imports, for one that stays there."""
+    words = ["--run", launch.run_dir, "--node", host.name, *(["--ahead"] if ahead else [])]
+    return _on_node(launch, host, [FORK_SERVER, *words])
 
 
 def torchrun_argv(launch: Launch, host: Host, master_port: int) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 from training.laptop import open_cluster
 from training.laptop.new_run import launch_files
 from training.models.names import load_recipe
+from training.node.supervision.end_processes import sweep
 from training.node.supervision.rank_process import environment_of
 from training.run.environment import AS_DEPLOYED, left_out, parse_etc_environment, rank_env
 from training.run.folder import LAUNCH as LAUNCH_FILE
@@ -219,6 +220,7 @@ def test_a_rank_that_a_fork_server_starts_has_the_runs_environment_and_knows_its
     with subprocess.Popen(argv, cwd=tmp_path, env=env_of_login, stdin=subprocess.PIPE, text=True, bufsize=1) as server:
         server.stdin.write("29500\n")
         assert server.wait(60) == 0
+    sweep(str(tmp_path))  # its copy, that waits for the next ranks
     for rank in ("0", "1"):
         seen = json.loads((tmp_path / f"seen-{rank}").read_text())
         place = {"MASTER_ADDR": "10.0.0.11", "MASTER_PORT": "29500", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}

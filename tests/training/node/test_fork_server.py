@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from tests.support.programs import ROOT
 from tests.support.supervised import status_of, supervisors
 from tests.support.waiting import until
+from training.node.supervision.end_processes import processes_of
 from training.node.supervision.fork_server import read_ahead
+from training.run.events import RUN_VARIABLE
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch", reason="needs the [train] extra")
@@ -63,6 +66,18 @@ def test_files_are_read_ahead_into_the_kernels_cache(tmp_path: Path):
     assert cached() < 1 << 20
     read_ahead([file])
     until(lambda: cached() == 64 << 20, "the file in the cache")
+
+
+def test_a_spare_server_stays_as_long_as_a_process_of_its_run_does(tmp_path: Path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), RUN_VARIABLE: str(tmp_path)}
+    code = "from training.node.supervision import spare_server as spare; spare.IDLE_S = 0.1; spare.leave_spare('te1')"
+    with subprocess.Popen(["sleep", "60"], env=env) as of_the_run:
+        subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, check=True)
+        time.sleep(1)
+        assert processes_of(str(tmp_path), keep_spare=True) == [of_the_run.pid]
+        assert len(processes_of(str(tmp_path))) == 2
+        of_the_run.kill()
+    until(lambda: not processes_of(str(tmp_path)), "the spare server has ended")
 
 
 @pytest.mark.parametrize("trouble", ["import nosuchmodule", "import threading; threading.Timer(60, print).start()"])

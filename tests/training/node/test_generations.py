@@ -56,6 +56,8 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_so(start_on_nodes, 
     assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))
     first, second = read_starts(run_dir)
     assert (first.hosts, second.hosts) == (("te1", "te2", "te3"), ("te1", "te3")) and first.ended <= second.at
+    if launcher == "spotune":  # the second ranks import nothing anew
+        assert (run_dir / "imports").stat().st_size == 3
     assert processes_of(str(run_dir)) == []
 
 
@@ -147,6 +149,7 @@ def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(s
         wait_for_output(run_dir, rank, f"waiting {rank} of 3 --resume")
     assert [start.hosts for start in read_starts(run_dir)] == [("te1", "te2"), ("te1", "te3", "te2")]
     assert not (run_dir / "members.json").exists()
+    assert (run_dir / "imports").stat().st_size == 3  # te3 did so while the others trained
     supervisor.terminate()
     assert supervisor.wait(120) == 0
     assert (status_of(run_dir).state, status_of(run_dir).cause) == ("stopped", Cause("asked", saved=True))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from training.node.supervision.launcher import import_ahead
 from training.node.supervision.nodes import NodeError, make_ready, on_hosts, ship_all, ssh, unreachable
 from training.node.supervision.regroup import CannotGoOn, refitted, with_earlier
 from training.plan.refit import Members, parse_machines, parse_members
@@ -145,6 +146,7 @@ class Admission:
                 raise NodeError(host.name, "it is not wanted any more")
             make_ready(launch, (host,))
             ship_all(launch, (host,))
+            import_ahead(launch, host)
 
         return on_hosts(new, make_ready_and_ship)
 

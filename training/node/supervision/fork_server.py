@@ -3,8 +3,9 @@
     python -m training.node.supervision.fork_server --run DIR --node NAME
 
 waits for a line on standard input, the port where the ranks meet, and passes on what they say (rank_process.py). At the
-end of standard input it kills them: whoever watches over them is gone. Without --node it waits for nothing: then it
-runs by hand or by a scheduler, whose variables (training/run/place.py) say which node this is.
+end of standard input it kills them: whoever watches over them is gone. What it imported stays on the node, for the
+ranks that follow (spare_server.py); with --ahead that is all it does. Without --node it waits for nothing: then it runs
+by hand or by a scheduler, whose variables (training/run/place.py) say which node this is.
 
 A fork that began to use the GPU's driver, or that has threads of Python, would not be whole: where the imports do
 that, each rank imports the program by itself.
@@ -34,6 +35,7 @@ from training.node.supervision.rank_process import (
     of_login,
     watch,
 )
+from training.node.supervision.spare_server import leave_spare, taken_over
 from training.run.environment import left_out
 from training.run.events import RUN_VARIABLE
 from training.run.folder import LAUNCH, RECIPE
@@ -49,9 +51,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--node", default="")
+    parser.add_argument("--ahead", action="store_true", help="only leave a spare server")
     arguments = parser.parse_args()
     run_dir, watched = arguments.run.resolve(), bool(arguments.node)
     launch = _read(run_dir)
+    stays = watched and not launch.here
+    if stays and (code := taken_over(arguments.node)) is not None:
+        return code
     place = None if watched else _place_by_hand(launch)
     if place and RUN_VARIABLE not in os.environ:
         _run_clean(launch, run_dir, place)
@@ -63,7 +69,9 @@ def main() -> int:
             read_ahead(_weights(launch))
     program = _imported(launch.module)
     if place is None:
-        line = sys.stdin.readline()
+        line = "" if arguments.ahead else sys.stdin.readline()
+        if program and stays and (line or arguments.ahead) and leave_spare(arguments.node):
+            line = sys.stdin.readline()
         if not line:
             return 0
         begun, launch = launch, _read(run_dir)  # which was planned meanwhile

@@ -83,6 +83,8 @@ class Generation:
         self.counted_until = 0.0
         """When that was, in seconds since 1970."""
         self.ran = self.asked_by_user = False
+        self.has_spares = number > 1
+        """Whether spare servers wait on nodes for the next ranks."""
         self.silent = set[str]()
         """The nodes that did not answer when the ranks had ended."""
         self.launch, self.status, self.run_dir = launch, status, Path(launch.run_dir)
@@ -110,7 +112,7 @@ class Generation:
             self.reclaims.look(self.status.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
                 waiting = early.launcher() if early else None
-                self.launcher = launcher = launcher_on_nodes(self.launch, waiting)
+                self.launcher = launcher = launcher_on_nodes(self.launch, waiting, is_first=self._number == 1)
                 ship_all(self.launch)
                 self.reclaims.look(self.status.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
@@ -150,7 +152,11 @@ class Generation:
             cause = self.reclaims.cause(end.cause.saved is True, reclaim.newest_step(self.run_dir))
             end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
         self._look_around(end)
-        self._end_all(launcher)
+        launcher.kill()
+        self.has_spares = not self.asked_by_user and end.cause.kind in OF_A_NODE | {"asked"}
+        lost = self.end_processes(keep_spare=self.has_spares)
+        if not self.launch.here:
+            self._collect(tuple(host for host in self.launch.hosts[1:] if host.name not in lost))
         return replace(end, last_lines=self._last_lines(end)), code
 
     def _look_around(self, end: Verdict) -> None:
@@ -285,18 +291,19 @@ class Generation:
         except OSError as error:
             say(f"{EVENTS}: {error}")
 
-    def _end_all(self, launcher: Launcher) -> None:
-        """No rank is left on any node that answers. The launcher goes first."""
-        launcher.kill()
+    def end_processes(self, *, keep_spare: bool = False) -> set[str]:
+        """No rank is left on any node that answers, and no spare server unless it is to be kept; the other nodes."""
         if self.launch.here:
             sweep(str(self.run_dir))
-            return
-        lost = set(self.seen.lost_nodes)
+            return set()
+        lost, command = set(self.seen.lost_nodes), sweep_command(self.launch, keep_spare=keep_spare)
         reachable = tuple(host for host in self.launch.hosts if host.name not in lost)
-        for error in on_hosts(reachable, lambda host: ssh(host.name, sweep_command(self.launch), 20)):
+        for error in on_hosts(reachable, lambda host: ssh(host.name, command, 20)):
             say(f"could not end the ranks on {error.node}: {error}")
             lost.add(error.node)
-        others = tuple(host for host in self.launch.hosts[1:] if host.name not in lost)
+        return lost
+
+    def _collect(self, others: tuple[Host, ...]) -> None:
         # profiles are large, and the machines may go
         nodes.collect(replace(self.launch, profile="") if self.reclaims.known else self.launch, others)
 

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.node.supervision.launcher_output import QUEUED, HostEnd, Lines, Log, pass_on, put, say
-from training.node.supervision.nodes import make_ready
+from training.node.supervision.nodes import NodeError, make_ready, output_of
 from training.run.folder import LAUNCHER_LOG
-from training.run.launch import Launch
-from training.run.launchers import ON_EACH_NODE, launcher_argv
+from training.run.launch import Host, Launch
+from training.run.launchers import ON_EACH_NODE, fork_server_argv, launcher_argv
+
+IMPORT_S = 180.0
+"""So long a node may take to import the ranks' program."""
 
 
 class Launcher:
@@ -85,14 +88,14 @@ class Launcher:
         self._processes = {}
 
 
-def launcher_on_nodes(launch: Launch, waiting: Launcher | None = None) -> Launcher:
+def launcher_on_nodes(launch: Launch, waiting: Launcher | None = None, *, is_first: bool = True) -> Launcher:
     """Nodes made ready, on which fork servers import the ranks' program. NodeError for the first that is not.
-    `waiting` is taken where it fits."""
+    `waiting` is taken where it fits; `is_first`: no spare servers are there of earlier ranks."""
     if waiting and waiting.fits(launch):
         return waiting
     if waiting:
         waiting.kill()
-    make_ready(launch)
+    make_ready(launch, keep_spare=not is_first)
     launcher = Launcher(launch)
     try:
         launcher.start_servers()
@@ -100,6 +103,16 @@ def launcher_on_nodes(launch: Launch, waiting: Launcher | None = None) -> Launch
         launcher.kill()
         raise
     return launcher
+
+
+def import_ahead(launch: Launch, host: Host) -> None:
+    """Have a node that comes import the ranks' program, for its spare server, while the others train. Without it the
+    ranks there start all the same."""
+    if launch.launcher == "spotune":
+        try:
+            output_of(fork_server_argv(launch, host, ahead=True), host.name, IMPORT_S)
+        except NodeError as error:
+            say(f"{host.name} imports nothing ahead: {error}")
 
 
 def _started(launch: Launch, argv: list[str], talks: bool) -> subprocess.Popen[bytes]:

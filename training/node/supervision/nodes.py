@@ -136,18 +136,19 @@ KEPT_ON_HEAD = (
         CLAIM,
         GO,
         MEMBERS,
+        ".spare-*",
     ),
     *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
 
 
-def make_ready(launch: Launch, hosts: tuple[Host, ...] = ()) -> None:
-    """On all nodes, or these, a folder that has room, with the run's code, and no process of the run. Raises NodeError
-    for the first where that cannot be."""
+def make_ready(launch: Launch, hosts: tuple[Host, ...] = (), *, keep_spare: bool = False) -> None:
+    """On all nodes, or these, a folder that has room, with the run's code, and no process of the run but, where that is
+    to be kept, the spare server. Raises NodeError for the first where that cannot be."""
     if launch.here:
         sweep(launch.run_dir)
-    elif errors := on_hosts(hosts or launch.hosts, partial(_make_folder, launch)):
+    elif errors := on_hosts(hosts or launch.hosts, partial(_make_folder, launch, keep_spare)):
         raise errors[0]
 
 
@@ -163,7 +164,7 @@ def ship_all(launch: Launch, hosts: tuple[Host, ...] = ()) -> None:
         raise errors[0]
 
 
-def _make_folder(launch: Launch, host: Host) -> None:
+def _make_folder(launch: Launch, keep_spare: bool, host: Host) -> None:
     run, room = shlex.quote(launch.run_dir), shlex.quote(f"{launch.run_dir}/logs/{RESERVE}")
     # the head's is there, unless the start was given up
     steps = [f"test -d {run}", f"mkdir -p {run}/logs"] if host == launch.hosts[0] else [f"mkdir -p {run}/logs"]
@@ -182,7 +183,7 @@ def _make_folder(launch: Launch, host: Host) -> None:
         ]
     steps.append(f"{{ head -c {ROOM_BYTES} /dev/zero >{room}; }}")  # rsync may end without a word of a full disk
     made = f"{' && '.join(steps)}; c=$?; rm -f {room}; [ $c = 0 ] || exit $c"
-    command = f"{made}; {sweep_command(launch)}"
+    command = f"{made}; {sweep_command(launch, keep_spare=keep_spare)}"
     if host == launch.hosts[0]:
         output_of(["sh", "-c", command], host.name, 30)
     else:  # by one connection, as each takes a node a quarter of a second

@@ -86,6 +86,8 @@ class Supervisor:
                 over = self._go_on(end)
             except (CannotGoOn, OSError) as error:
                 over = replace(end, reason=f"{end.reason}; it does not go on by itself: {error}")
+        if self.generation.has_spares:
+            self.generation.end_processes()
         self._write_end(over, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
             nodes.link_results(self.launch)
