@@ -73,7 +73,8 @@ def test_a_spare_server_stays_as_long_as_a_process_of_its_run_does(tmp_path: Pat
     code = "from training.node.supervision import spare_server as spare; spare.IDLE_S = 0.1; spare.leave_spare('te1')"
     with subprocess.Popen(["sleep", "60"], env=env) as of_the_run:
         subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, check=True)
-        time.sleep(1)
+        until((tmp_path / ".spare-te1").exists, "it listens")
+        time.sleep(1)  # ten times as long as it waits without one
         assert processes_of(str(tmp_path), keep_spare=True) == [of_the_run.pid]
         assert len(processes_of(str(tmp_path))) == 2
         of_the_run.kill()
