@@ -218,7 +218,6 @@ class Keeper:
             self.run,
             addresses,
             missing=tuple(f"te{k}" for k in numbers) if len(numbers) <= self.orders else (),
-            leaving=frozenset(each.private_address for each in instances if each.is_reclaimed),
             bare=frozenset(name for name, each in machines.items() if each.is_stopped or not self._is_deployed(each)),
             new=frozenset(set(addresses.values()) - self._had - recent),
             futile=self._resumed[2] if self._resumed[:2] == (self.run.step, self._stood) else 0,

@@ -22,8 +22,6 @@ class Observed:
     """Private addresses of those that stand, by name; none that is being taken back."""
     missing: tuple[str, ...] = ()
     """Names of those that may be ordered in place of others."""
-    leaving: frozenset[str] = frozenset()
-    """Private addresses of those that are being taken back."""
     bare: frozenset[str] = frozenset()
     """Names of those that are stopped, or have no base deploy."""
     new: frozenset[str] = frozenset()
@@ -48,8 +46,8 @@ def next_action(seen: Observed) -> NextAction:
     run = seen.run
     if not (run.is_active or run.lacks_machines):
         return NextAction("end", run.reason)
-    if run.is_active and run.addresses & seen.leaving:
-        return NextAction("wait", "the run saves, and leaves machines that are taken back")
+    if run.is_active and members.HEAD not in seen.machines:
+        return NextAction("wait", f"{members.HEAD} is being taken back, and its disk is free only once it is gone")
     if not (run.is_active or members.HEAD in seen.machines or seen.missing):
         return NextAction("end", f"{run.reason}, and no more machines may be ordered")
     helps = bool(seen.new) if run.is_active else members.HEAD in seen.machines and seen.futile < FUTILE

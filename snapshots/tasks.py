@@ -229,7 +229,6 @@ def keep_as_service(c: Context, run: str = "", nodes: int = 1, replacements: int
 
 def _keep(loop: keeping.Keeper) -> None:
     """Until it ends; a signal ends it as Ctrl-C does. Raises Exit where the run has not finished."""
-    loop.workload.load()
     with signals_as_ctrl_c(), keeper.named(loop.settings, say):
         reason = loop.keep()
     if not loop.run.is_finished:

@@ -19,6 +19,7 @@ from inventory.renting import intents, tags
 from inventory.settings import Settings
 from inventory.shown import clock
 from inventory.state import state_folder
+from training.text import deferred
 
 HELD, SLACK = timedelta(minutes=10), timedelta(minutes=1)
 """After the last renewal; and what clocks may differ by."""
@@ -54,6 +55,7 @@ def refuse_another(machines: Sequence[Instance], now: datetime) -> None:
 @contextmanager
 def named(settings: Settings, report: Callable[[str], None]) -> Iterator[None]:
     """Inside, other machines see that this one keeps the cluster's."""
+    deferred.load()
     over = threading.Event()
     thread = threading.Thread(target=_renew, args=(settings, report, over), daemon=True)
     thread.start()

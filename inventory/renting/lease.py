@@ -19,6 +19,7 @@ from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 from inventory.shown import clock
+from training.text import deferred
 from training.text.counts import MONTH, added, money
 
 Report = Callable[[str], None]
@@ -148,6 +149,7 @@ def keep_machines(settings: Settings, report: Report, tell: Tell, send: Send | N
     if not settings.is_rented:
         yield
         return
+    deferred.load()
     over = threading.Event()
     arguments = (settings, report, tell, over, send)
     thread = threading.Thread(target=_extend_until, args=arguments, daemon=True)

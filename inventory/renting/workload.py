@@ -45,9 +45,6 @@ class NodeWorkload(Protocol):
     """Models by the names of [models] in cluster.toml, and runs by their ids. What is wrong with either is raised as
     one sentence, with an exit code of its own."""
 
-    def load(self) -> None:
-        """Be ready to be asked by several threads."""
-
     def refuse_unknown(self, models: Sequence[str]) -> list[str]:
         """Refuse names that mean no model; a sentence for each that could not be looked up."""
 

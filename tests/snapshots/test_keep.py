@@ -33,8 +33,8 @@ NONE = Observed(LOST, {}, missing=("te1", "te2"))
     ("seen", "act"),
     [
         (BOTH, "wait"),
-        (replace(ALONE, run=GOES_ON, leaving=frozenset({"10.0.0.2"})), "wait"),  # its ranks are still there
-        (replace(ALONE, leaving=frozenset({"10.0.0.2"})), "replace"),
+        (replace(BOTH, machines={"te2": "10.0.0.2"}, missing=("te1",)), "wait"),  # its disk is still in use
+        (replace(ALONE, run=GOES_ON), "replace"),  # while its ranks are still there
         (ALONE, "replace"),
         (replace(ALONE, run=LOST), "replace"),
         (replace(ALONE, run=LOST, is_short=True), "go on"),  # with those that stand

@@ -198,13 +198,13 @@ class LocalCluster:
         with self.at_home():
             served.cut(Places.of(self.name), name)
 
-    def reclaim(self, name):
+    def reclaim(self, name, notice_s=300.0):
         """As `fab local.reclaim`, at once: what stands still meanwhile may do so for a short time alone."""
         from inventory.localcloud import control
         from inventory.localcloud.places import Places
 
         with self.at_home():
-            control.reclaim(Places.of(self.name), name, 300.0)
+            control.reclaim(Places.of(self.name), name, notice_s)
 
     def leave(self):
         """Nothing of it stays on this machine, whatever state it is in."""

@@ -77,6 +77,7 @@ def rows_and_counts(replicas):
         place=heartbeat_place(place_of(os.environ)),
         progress=SimpleNamespace(enter=lambda *_: None),
         stop_asked=lambda: False,
+        save_asked=lambda: False,
         say=lambda _: None,
     )
     run = Run(

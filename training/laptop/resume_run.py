@@ -72,8 +72,8 @@ def admit(cluster: Session, run_id: str, *, waits: bool) -> bool:
     them already, or others besides while it goes on, or cannot take in any."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
     launch = cluster.launch_of(run_id, old.module)
-    there, now = ({host.private_address for host in each.hosts} for each in (old, launch))
-    takes = there != now if waits else there < now
+    there, now = ({host.name: host.private_address for host in each.hosts} for each in (old, launch))
+    takes = there != now and (waits or there.keys() <= now.keys())  # one that came in place of another has its name
     if not takes or not head.ask(fs.exists, f"{launch.run_dir}/{MACHINES}"):
         return False
     start_lock.refuse_leaving(cluster)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from inventory.command_line import say
 from inventory.errors import InventoryError
 from inventory.shown import clock
-from training.text import deferred
+from training.text.deferred import deferred
 
-with deferred.deferred():
+with deferred():
     from inventory import cluster as clusters
     from inventory.cloud import errors
     from inventory.renting import members, recovery
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
 
 class TrainingWorkload:
     """Implements NodeWorkload: what runs on the machines is trainings."""
-
-    def load(self) -> None:
-        deferred.load(clusters, errors, members, recovery, at_risk, derived, fetch, follow, head_node, lost_machines)
-        deferred.load(open_cluster, rental, resume_run, run_news, runs, fs, names, run_folder, launch)
 
     def refuse_unknown(self, models: Sequence[str]) -> list[str]:
         return derived.refuse_unknown(models)

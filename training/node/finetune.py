@@ -153,10 +153,10 @@ def steps(run: Run, progress: RunProgress) -> int:
     stopping = False
     while progress.step < work.total_steps and not stopping:
         rank.progress.enter(progress.step, STEP)
-        stopping = optimizer_step(run, progress)
+        stopping, saving = optimizer_step(run, progress)
         profile.step()
         last = progress.step == work.total_steps
-        met = stopping or recipe.synchronizes(progress.step, work.total_steps)
+        met = stopping or saving or recipe.synchronizes(progress.step, work.total_steps)
         # Who asks a run to stop may take the machine away in a minute: first the checkpoint.
         due = last or (not stopping and met and recipe.is_due(recipe.validation.every, progress.step))
         loss, stop_requested = validate(run, progress.step) if due else (None, False)
@@ -164,7 +164,7 @@ def steps(run: Run, progress: RunProgress) -> int:
         best = recipe.keep_best and loss is not None and loss < progress.best_loss
         if best and loss is not None:
             progress.best_loss = loss
-        if last or stopping or best or (met and recipe.is_due(recipe.save_every, progress.step)):
+        if last or stopping or saving or best or (met and recipe.is_due(recipe.save_every, progress.step)):
             save(run, progress, loss)
     rank.progress.enter(progress.step, "save")
     profile.close()
@@ -205,8 +205,8 @@ def build_run(work: Work, rank: Rank, strategy: Strategy, resume_step: int | Non
     return Run(work, rank, strategy, order, saver, meter, recorder, clock)
 
 
-def optimizer_step(run: Run, progress: RunProgress) -> bool:
-    """One step over the global batch; gives whether the ranks agreed to stop after it."""
+def optimizer_step(run: Run, progress: RunProgress) -> tuple[bool, bool]:
+    """One step over the global batch; gives whether the ranks agreed to stop after it, and to save."""
     work, recipe, place, strategy = run.work, run.work.recipe, run.rank.place, run.strategy
     began = time.monotonic()
     numbers = run.order.step(progress.step)
@@ -223,7 +223,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
         lr = recipe.optimizer.lr_at(progress.step, work.total_steps)
         stepped = strategy.step(lr)
         positions = sum(batch.input_ids.numel() for batch in batches)
-        own = [positions, run.rank.stop_asked(), run.saver.failure() is not None]
+        own = [positions, run.rank.stop_asked(), run.rank.save_asked(), run.saver.failure() is not None]
         held = torch.zeros(place.world_size, 2, dtype=torch.float64)
         held[place.rank] = torch.tensor(held_gib())
         measured = sums.numbers
@@ -231,9 +231,9 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
         dist.all_reduce(shared)
         totals, others = shared.split((len(measured), len(shared) - len(measured)))
         loss_sum, correct, *rewards = totals.tolist()
-        positions, stop_votes, failures, *held_by_ranks = others.tolist()
+        positions, stop_votes, save_votes, failures, *held_by_ranks = others.tolist()
         progress.step += 1
-        if recipe.sync_every > 1 and (stop_votes or recipe.synchronizes(progress.step, work.total_steps)):
+        if recipe.sync_every > 1 and (stop_votes or save_votes or recipe.synchronizes(progress.step, work.total_steps)):
             run.rank.progress.enter(progress.step, "sync")  # a phase of its own: it may take as long as many steps
             strategy.synchronize()
     loss = loss_sum / counted
@@ -263,7 +263,7 @@ def optimizer_step(run: Run, progress: RunProgress) -> bool:
         )
         run.recorder.step(line)
         run.rank.say(line.line())
-    return stop_votes > 0
+    return stop_votes > 0, save_votes > 0
 
 
 def has_diverged(loss: float, stepped: StepResult) -> bool:

@@ -22,7 +22,7 @@ from training.node.heartbeat import LIMIT_S, Heartbeat, heartbeat_place, take_pl
 from training.run import causes
 from training.run.causes import CauseKind
 from training.run.events import Failed, emit
-from training.run.folder import LAUNCH
+from training.run.folder import LAUNCH, SAVE
 from training.text.problems import FAILED, PEER_LOST
 
 T = TypeVar("T")
@@ -78,6 +78,13 @@ class Rank:
     def stop_asked(self) -> bool:
         """Whether this rank knows of a wish to stop; the ranks agree on it in every step."""
         return self._sigterm or (self.is_head and (self.run_dir / "stop").exists())
+
+    def save_asked(self) -> bool:
+        """The same of a checkpoint, after which the run goes on; once."""
+        if not (self.is_head and (self.run_dir / SAVE).exists()):
+            return False
+        (self.run_dir / SAVE).unlink()
+        return True
 
     def same_everywhere(self, what: Mapping[str, str]) -> None:
         """RuntimeError names the rank whose value differs from rank 0's."""

@@ -156,10 +156,15 @@ class Reclaims:
         """Seconds the ranks may still have to save and to leave."""
         return max(LEAST_S, self.notices[0].at - now - SAFETY_S)
 
+    def leave_at(self, needs_s: float) -> float:
+        """When the ranks have to begin to leave, in seconds since 1970: as late as the first that goes allows, since
+        nothing else is to be had sooner. `needs_s`: as in `look`."""
+        return min(0.0 if each.node == EVERYBODY else each.at - SAFETY_S - needs_s for each in self.notices)
+
     @property
-    def stopping(self) -> str:
-        """What is going on, while the ranks save."""
-        return f"{words(self.notices)}: saving, then leaving"
+    def leaving(self) -> str:
+        """What the run does about it."""
+        return f"{words(self.notices)}: saving now, leaving shortly before"
 
     def cause(self, saved: bool | None = None, step: int | None = None) -> Cause:
         """The same as a value; `step`: of the newest checkpoint."""

@@ -9,6 +9,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
+_NAMES = set[str]()
+
 
 class _Deferring:
     """Finds modules as usual, but they run only when an attribute of theirs is first used."""
@@ -18,14 +20,16 @@ class _Deferring:
         if spec is None or spec.loader is None or spec.submodule_search_locations is not None:
             return spec
         spec.loader = LazyLoader(spec.loader)
+        _NAMES.add(name)
         return spec
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
     """Modules imported inside the `with` run when they are first used, so that `fab --list` need not load what the
-    tasks stand on. Import modules there (`from package import module`), not their names, which would run them; and none
-    that two threads may use first at the same time, which Python 3.11 does not stand: `load` them before."""
+    tasks stand on. Import modules there (`from package import module`), not their names, which would run them. Python
+    3.11 does not stand that two threads use one first at the same time: whoever starts a thread that uses them calls
+    `load` before."""
     finder = _Deferring()
     sys.meta_path.insert(0, finder)
     try:
@@ -34,7 +38,8 @@ def deferred() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def load(*modules: ModuleType) -> None:
-    """Run deferred modules now."""
-    for module in modules:
-        module.__doc__  # noqa: B018 - the first use of any attribute runs it
+def load() -> None:
+    """Run all deferred modules now."""
+    while _NAMES:  # they defer others
+        if module := sys.modules.get(_NAMES.pop()):
+            module.__doc__  # noqa: B018 - the first use of any attribute runs it

@@ -240,8 +240,9 @@ def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
     ("now", "waits", "takes"),
     [
         (("10.0.0.1", "10.0.0.2", "10.0.0.3"), False, True),
-        (("10.0.0.1", "10.0.0.9"), False, False),  # one of its nodes would be left out
-        (("10.0.0.1", "10.0.0.9"), True, True),
+        (("10.0.0.1", "10.0.0.9"), False, True),  # in place of one that is taken back
+        (("10.0.0.1",), False, False),  # one of its nodes would be left out
+        (("10.0.0.1",), True, True),
         (("10.0.0.1", "10.0.0.2"), True, False),  # it has them
     ],
 )

@@ -86,8 +86,9 @@ def test_a_machine_that_went_before_the_run_began_is_no_concern_of_it(tmp_path: 
     assert not reclaims.look(now), "it is no news any more"
 
 
-def test_the_ranks_get_what_is_left_minus_half_a_minute():
+def test_the_ranks_leave_as_late_as_they_can_and_get_what_is_left_minus_half_a_minute():
     reclaims = Reclaims(("te1",), 0, known={"te1": Notice("te1", NOON, NOON - 300), "te2": Notice("te2", NOON - 60, 0)})
+    assert reclaims.leave_at(90) == NOON - 60 - 30 - 90
     assert reclaims.left_s(NOON - 300) == 300 - 60 - 30
     assert reclaims.left_s(NOON - 70) == 5
 
@@ -100,7 +101,7 @@ def test_the_ranks_of_a_run_whose_node_is_taken_back_save_and_leave_and_the_end_
     before = status_of(run_dir).updated
     until(lambda: status_of(run_dir).updated != before, "the supervisor's next look")
     assert status_of(run_dir).reason == "", "not a node of this run"
-    notice(run_dir.parent / "notices", "localhost", in_s=270)
+    notice(run_dir.parent / "notices", "localhost", in_s=45)
     until(lambda: "localhost is being reclaimed" in status_of(run_dir).reason)
     assert supervisor.wait(120) == 0
     status = status_of(run_dir)
@@ -109,6 +110,18 @@ def test_the_ranks_of_a_run_whose_node_is_taken_back_save_and_leave_and_the_end_
     assert (status.cause.kind, status.cause.saved, status.cause.step) == ("reclaimed", True, 30)
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
     assert processes_of(str(run_dir)) == []
+
+
+@pytest.mark.torch
+def test_a_run_saves_at_a_notice_and_goes_on_while_there_is_time_or_until_it_is_stopped(start):
+    run_dir, supervisor = start("saves_a_checkpoint")
+    wait_for_output(run_dir, 1, "waiting 1")
+    notice(run_dir.parent / "notices", "localhost", in_s=270)
+    until((run_dir / "save").exists)
+    assert (status_of(run_dir).state, (run_dir / "stop").exists()) == ("running", False)
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(120) == 0
+    assert status_of(run_dir).cause == Cause("asked", saved=True)
 
 
 @pytest.mark.torch
@@ -186,7 +199,7 @@ def test_a_run_that_begins_after_the_notice_starts_no_rank(start):
 def test_a_notice_while_the_ranks_are_starting_is_heeded_as_soon_as_they_can(start):
     run_dir, supervisor = start("starts_slowly")
     until((run_dir / EVENTS).exists)  # with the first rank's start
-    notice(run_dir.parent / "notices", "localhost", in_s=270)
+    notice(run_dir.parent / "notices", "localhost", in_s=45)
     assert supervisor.wait(120) == 0
     assert status_of(run_dir).reason.endswith("; saved at step 1")
 
@@ -199,7 +212,7 @@ def test_a_stop_that_was_asked_for_gets_no_more_time_than_the_node_has(start):
     until((run_dir / "stop").exists)
     notice(run_dir.parent / "notices", "localhost", in_s=20)
     assert supervisor.wait(120) == 0
-    assert "localhost is being reclaimed" in status_of(run_dir).reason
+    assert status_of(run_dir).cause.kind == "asked"
 
 
 class Head(HereHead):

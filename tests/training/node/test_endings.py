@@ -153,14 +153,15 @@ def test_a_base_model_with_a_cut_file_is_refused_before_it_is_loaded(house):
 
 @pytest.fixture(scope="module")
 def on_two(request, house):
-    """In each stage an undisturbed run, one that is stopped after its first step, and that one gone on with; one that
-    saves often; and, through main, one that SIGTERM on the second rank ends."""
+    """In each stage an undisturbed run, which is asked for a checkpoint; one that is stopped after its first step, and
+    that one gone on with; one that saves often; and, through main, one that SIGTERM on the second rank ends."""
     jobs, runs = [], {}
     for stage in selected(request, "stopped"):
         for name in ("undisturbed", "stopped"):
             runs[f"{name} {stage}"] = _run(house, f"{name}-{stage}", BASE | {"save_every": "2", "strategy": stage})
         stopped = str(runs[f"stopped {stage}"])
         (runs[f"stopped {stage}"] / "stop").touch()
+        (runs[f"undisturbed {stage}"] / "save").touch()
         jobs += [{"run": str(runs[f"undisturbed {stage}"])}, {"run": stopped}, {"run": stopped, "resume": True}]
     runs["saving"] = _run(house, "saving", SAVING)
     runs["signalled"] = _run(house, "signalled", BASE | {"steps": "2000", "save_every": "1000"})
@@ -191,6 +192,8 @@ def test_a_stopped_run_goes_on_bit_for_bit_in_every_stage_with_dropout(request, 
         read_tensors(runs[f"{name} {stopped}"] / "checkpoints" / "step-4") for name in ("stopped", "undisturbed")
     )
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    kept = steps(runs[f"undisturbed {stopped}"] / "checkpoints")
+    assert {path.name for path in kept} == {"step-1", "step-2", "step-4"}  # it was asked for the first one, once
 
 
 def test_sigterm_on_one_rank_makes_all_ranks_save_and_leave_as_stopped(on_two):

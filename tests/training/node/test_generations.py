@@ -108,10 +108,10 @@ def test_a_run_whose_node_is_taken_back_saves_and_goes_on_without_it(start_on_no
     run_dir, supervisor = start_on_nodes("saves_a_checkpoint", before=plan_run)
     for rank in range(2):
         wait_for_output(run_dir, rank, f"waiting {rank}")
-    notice(run_dir.parent / "notices", "te2", in_s=270)
+    notice(run_dir.parent / "notices", "te2", in_s=45)
     wait_for_output(run_dir, 0, "waiting 0 of 1 --resume")
     until(lambda: status_of(run_dir).state == "running")
-    notice(run_dir.parent / "notices", "te1", in_s=270)
+    notice(run_dir.parent / "notices", "te1", in_s=45)
     assert supervisor.wait(120) == 0
     status = status_of(run_dir)
     assert (status.state, status.cause.kind, status.cause.saved) == ("stopped", "reclaimed", True)  # the head goes too
@@ -158,7 +158,7 @@ def test_a_run_takes_in_nodes_once_they_are_fit_and_is_not_disturbed_by_others(s
 def test_what_goes_wrong_while_a_run_saves_for_a_node_that_goes_ends_it(start_on_nodes):
     run_dir, supervisor = start_on_nodes("cannot_save", before=plan_run)
     until(lambda: (run_dir / "status.json").exists() and status_of(run_dir).state == "running")
-    notice(run_dir.parent / "notices", "te2", in_s=270)
+    notice(run_dir.parent / "notices", "te2", in_s=45)
     assert supervisor.wait(120) == 1
     status = status_of(run_dir)
     assert (status.state, status.cause.kind, len(read_starts(run_dir))) == ("failed", "disk_full", 1)
@@ -230,7 +230,7 @@ def test_a_run_that_fits_no_fewer_nodes_waits_for_others(start_on_nodes, tmp_pat
     down = run_dir.parent / "down"
     for rank in range(2):
         wait_for_output(run_dir, rank, f"waiting {rank} of 2")
-    notice(run_dir.parent / "notices", "te2", in_s=270)
+    notice(run_dir.parent / "notices", "te2", in_s=45)
     until(lambda: status_of(run_dir).state == "waiting")
     assert [host.name for host in parse_launch((run_dir / "launch.json").read_text()).hosts] == ["te1"]
     if end == "stop":
@@ -240,7 +240,7 @@ def test_a_run_that_fits_no_fewer_nodes_waits_for_others(start_on_nodes, tmp_pat
         wait_for_output(run_dir, 1, "waiting 1 of 2 --resume")
         (down / "te3").touch()
         until(lambda: status_of(run_dir).state == "waiting")
-        notice(run_dir.parent / "notices", "te1", in_s=270)
+        notice(run_dir.parent / "notices", "te1", in_s=45)
     assert supervisor.wait(120) == 0
     status = status_of(run_dir)
     assert (status.state, status.cause.kind) == ("stopped", "asked" if end == "stop" else "reclaimed")

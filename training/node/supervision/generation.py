@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -48,7 +49,7 @@ from training.node.supervision.run_status import RunStatus
 from training.run import notices as reclaim
 from training.run.causes import Cause, CauseKind, meaning_of
 from training.run.events import EVENTS, OffPlan, Told, row_of
-from training.run.folder import STOP
+from training.run.folder import SAVE, STOP
 from training.run.launch import LONGEST_STOP_S, STOP_GRACE_S, Host, Launch, sweep_command
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
@@ -148,7 +149,7 @@ class Generation:
         end = verdict(self.seen, stopping, code)
         if self.seen.silent_peer == peer:
             end = replace(end, reason=end.reason + where)
-        if self.reclaims.known and end.state == "stopped":
+        if self.reclaims.known and end.state == "stopped" and not self.asked_by_user:
             cause = self.reclaims.cause(end.cause.saved is True, reclaim.newest_step(self.run_dir))
             end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
         self._look_around(end)
@@ -219,12 +220,16 @@ class Generation:
                     return
 
     def _heed_notices(self) -> None:
-        """A node is to be taken back: what a stop does, within the time that is left."""
-        now = self.status.now()
-        if self.reclaims.look(now, self._stop_grace_s()):
+        """A node is to be taken back: a checkpoint at once, as it may go sooner than announced; then what a stop does,
+        as late as the time that is left allows."""
+        now, needs_s = self.status.now(), self._stop_grace_s()
+        if self.reclaims.look(now, needs_s):
             self.leave_by = time.monotonic() + self.reclaims.left_s(now)
-            self.status.change(reason=self.reclaims.stopping, cause=self.reclaims.cause())
-            say(self.reclaims.stopping)
+            self.status.change(reason=self.reclaims.leaving, cause=self.reclaims.cause())
+            say(self.reclaims.leaving)
+            with contextlib.suppress(OSError):  # a full disk, for which a checkpoint is too large too
+                (self.run_dir / SAVE).touch()
+        if self.reclaims.known and now >= self.reclaims.leave_at(needs_s):
             self.request_stop()
 
     def _heed_admission(self) -> None:

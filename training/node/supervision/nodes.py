@@ -17,7 +17,7 @@ from pathlib import Path
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision.end_processes import sweep
 from training.run.checkpoint_files import FetchError, link_checkpoint
-from training.run.folder import CHECKPOINTS, CLAIM, GO, HANG, MEMBERS, METRICS, PREPARING, PROFILE, STATUS, STOP
+from training.run.folder import CHECKPOINTS, CLAIM, GO, HANG, MEMBERS, METRICS, PREPARING, PROFILE, SAVE, STATUS, STOP
 from training.run.history import FOLDER as BEGAN_WITH
 from training.run.history import STARTS
 from training.run.launch import MASTER_PORTS, NO_DATA_DISK, NO_ENVIRONMENT, SSH_OPTIONS, Host, Launch, sweep_command
@@ -128,6 +128,7 @@ KEPT_ON_HEAD = (
         STATUS,
         "metrics.jsonl",
         STOP,
+        SAVE,
         RESERVE,
         PROGRESS,
         PROFILE,

@@ -31,7 +31,7 @@ from training.node.supervision.run_status import RunStatus
 from training.node.supervision.waiting import Waiting
 from training.run import notices as reclaim
 from training.run.causes import Cause, meaning_of
-from training.run.folder import GO, LAUNCH, MACHINES, MEMBERS, PROFILE, STOP, write_atomically
+from training.run.folder import GO, LAUNCH, MACHINES, MEMBERS, PROFILE, SAVE, STOP, write_atomically
 from training.run.history import note_end, note_start
 from training.run.launch import Host, Launch, Place, launch_text, parse_launch
 
@@ -109,7 +109,7 @@ class Supervisor:
 
     def _prepare_folder(self) -> None:
         (self.run_dir / "logs").mkdir(exist_ok=True)
-        for name in (STOP, GO):
+        for name in (STOP, SAVE, GO):
             (self.run_dir / name).unlink(missing_ok=True)
         (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
         for folder in (PROGRESS, *([PROFILE] if self._number == 1 else [])):
@@ -155,7 +155,9 @@ class Supervisor:
         hosts = members.hosts if members else self.launch.hosts
         if not (members or self._is_new or end.cause.kind in OF_A_NODE):
             return Remains()
-        away, leaving = unreachable(hosts[1:]), self.generation.reclaims.known
+        # not a machine that came in place of one that leaves, and has its name
+        new = {host.name for host in hosts if host.place not in {each.place for each in self.launch.hosts}}
+        away, leaving = unreachable(hosts[1:]), self.generation.reclaims.known.keys() - new
         silent = self.generation.silent | away
         if self._has_saved:
             self._suspects.clear()
